@@ -23,6 +23,10 @@ LANGUAGES = {".yaml": "yaml", ".py": "python", ".toml": "toml", ".json": "json",
 LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<target>[^)#\s]+)(?P<rest>(?:#[^)\s]*)?)\)")
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+CELL = re.compile(r"<t[dh][^>]*>.*?</t[dh]>", re.DOTALL)
+KEY = re.compile(r"<code>([^<\s]+)</code>")
+WHOLE = 32
+"""Characters of a key in a table that is never broken; a longer one may break behind its dots alone."""
 BEHIND = "---\nsearch: {boost: 0.2}\n---\n\n"  # what docs/ says of a word is found first
 FURTHER = "Further pages"
 
@@ -77,6 +81,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"[{text}]({_relative(at, _uri(target, docs))}{match['rest']})"
 
     return _outside_code(markdown, lambda text: LINK.sub(turned, text))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Marks keys in tables, so that none is broken in its middle."""
+    return CELL.sub(lambda cell: KEY.sub(_whole, cell[0]), html)
+
+
+def _whole(key: re.Match[str]) -> str:
+    if len(key[1]) <= WHOLE:
+        return f'<code class="key">{key[1]}</code>'
+    return f'<code class="long">{re.sub(r"(?<=[./=,])", "<wbr>", key[1])}</code>'
 
 
 def outside(page: Path, docs: Path) -> Iterator[Path]:

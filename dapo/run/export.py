@@ -30,6 +30,7 @@ from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.samples import read_samples
 from dapo.observe.text import clean, interval, number, percent
 from dapo.run.parts import make_facts, make_model
 from dapo.run.sampling import stop_tokens
@@ -39,6 +40,8 @@ CARD = "README.md"
 Style = Literal["chat", "template", "raw"]
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _GENERIC = "PreTrainedTokenizerFast"
+_HERE = re.compile(r"\s*(run\.(dir|name|if_exists)|checkpoint\.dir)\s")
+"""Settings of a recipe that speak of the machine alone."""
 NOTABLE_LOSS = 0.01
 """Share of an adapter's change that rounding may lose without a word; float32 loses about 1e-5."""
 
@@ -76,7 +79,8 @@ def export(
         rows = [row for row in read_metrics(folder.metrics) if row["step"] <= _step(saved)]
         difference = folder.difference.read_text(encoding="utf-8") if folder.difference.exists() else ""
         style = resolve_style(recipe.data, loaded.tokenizer)
-        card = model_card(out.name, recipe, rows, _step(saved), difference, tokenizer, style, adapter=adapter)
+        more = {"example": found} if (found := _example(recipe, folder)) else {}
+        card = model_card(out.name, recipe, rows, _step(saved), difference, tokenizer, style, adapter=adapter, **more)
         (out / CARD).write_text(card, encoding="utf-8")
         if tokenizer != "AutoTokenizer":
             console.warn(
@@ -169,6 +173,7 @@ def write_generation_config(folder: Path, recipe: Recipe, facts: ModelFacts) -> 
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     settings |= {"do_sample": True, "temperature": recipe.rollout.temperature, "top_p": recipe.rollout.top_p}
+    settings["top_k"] = recipe.rollout.top_k  # 0: all tokens; without it transformers samples from the best 50 alone
     settings |= {"eos_token_id": list(stop_tokens(recipe, facts)), "max_new_tokens": recipe.rollout.max_response_tokens}
     if recipe.rollout.stop:
         settings["stop_strings"] = list(recipe.rollout.stop)
@@ -205,6 +210,7 @@ def model_card(
     style: Style = "raw",
     *,
     adapter: bool = False,
+    example: str = "Write your problem here.",
 ) -> str:
     """README.md of an exported folder: what was trained, how, and with which result.
 
@@ -217,6 +223,7 @@ def model_card(
         tokenizer: the class that loads the tokenizer as training used it.
         style: how prompts were made.
         adapter: the folder holds an adapter alone.
+        example: a problem to ask.
     """
     base, public = public_name(recipe.model.path)
     base_line = f"base_model: {base}\n" if public else ""
@@ -239,7 +246,8 @@ def model_card(
             else f"from transformers import AutoModelForCausalLM, {tokenizer}\n\n"
             f'model = AutoModelForCausalLM.from_pretrained("{_inline(name, "")}")\n'
         )
-        + f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n\n{_asking(recipe, style)}\n```',
+        + f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n\n{_asking(recipe, style, example)}\n```',
+        "Run it beside the model's folder, or replace the name by its path or its name on a hub.",
     ]
     if recipe.rollout.stop:
         parts.append("generation_config.json holds the stop strings, so `generate` needs `tokenizer=tokenizer`.")
@@ -250,14 +258,15 @@ def model_card(
             f"**Load the tokenizer with `{tokenizer}`.** `AutoTokenizer` takes another class for this type of model, "
             "which splits text otherwise than in training."
         )
-    parts += ["## Recipe", f"```\n{clean(difference).replace('```', '').strip()}\n```"]
+    lines = [line for line in clean(difference).replace("```", "").strip().split("\n") if not _HERE.match(line)]
+    parts += ["## Recipe", "```\n" + "\n".join(lines) + "\n```"]
     return "\n\n".join(parts) + "\n"
 
 
-def _asking(recipe: Recipe, style: Style) -> str:
+def _asking(recipe: Recipe, style: Style, example: str) -> str:
     """Return the lines of Python that ask the model as training did: template, system prompt, prefix, stop strings."""
     data, rollout = recipe.data, recipe.rollout
-    lines = ['problem = "Write your problem here."']
+    lines = [f"problem = {_literal(example)}"]
     problem = f"problem + {_literal(with_instruction('', data))}" if data.instruction else "problem"
     if style == "chat":
         system = "" if data.system_prompt is None else _message("system", _literal(data.system_prompt)) + ", "
@@ -273,13 +282,20 @@ def _asking(recipe: Recipe, style: Style) -> str:
     if data.response_prefix:
         lines.append(f"prompt += {_literal(data.response_prefix)}")
     stop = f", stop_strings={_literal(list(rollout.stop))}, tokenizer=tokenizer" if rollout.stop else ""
+    drawn = f"do_sample=True, temperature={rollout.temperature:g}, top_p={rollout.top_p:g}, top_k={rollout.top_k}"
     lines += [
         f'inputs = tokenizer(prompt, add_special_tokens={style != "chat"}, return_tensors="pt")',
-        f"tokens = model.generate(**inputs, max_new_tokens={rollout.max_response_tokens}, do_sample=True, "
-        f"temperature={rollout.temperature:g}{stop})",
+        f"tokens = model.generate(\n    **inputs, max_new_tokens={rollout.max_response_tokens}, {drawn}{stop}\n)",
         'print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))',
     ]
     return "\n".join(lines)
+
+
+def _example(recipe: Recipe, folder: RunFolder) -> str:
+    """Return a held-out problem of a built-in task, so that no user's data are published; "" without one."""
+    if not recipe.data.validation or recipe.data.validation[0].task is None:
+        return ""
+    return next((sample.problem for sample in read_samples(folder.samples) if sample.problem), "")
 
 
 def _message(role: str, content: str) -> str:

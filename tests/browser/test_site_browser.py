@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 SITE = Path(__file__).resolve().parents[2] / "build/site"
+CUT = "[...document.querySelectorAll('article pre > code')].filter((c) => c.scrollWidth > c.clientWidth + 2)"
+BROKEN = r"""[...document.querySelectorAll('article td code:not(.long)')]
+  .filter((c) => !/\s/.test(c.textContent) && new Set([...c.getClientRects()].map((r) => r.top)).size > 1)
+  .map((c) => c.textContent)"""
 pytestmark = pytest.mark.browser
 
 
@@ -51,3 +55,27 @@ def test_the_search_finds_a_setting_without_a_server(browser, pages):
     tab.wait_for_selector('.md-search-result__link[href*="sync_check_tolerance"]', timeout=120_000)
     assert "configuration.html" in tab.inner_html(".md-search-result__list")
     context.close()
+
+
+def test_the_first_command_is_in_sight_and_no_code_is_cut(browser, pages):
+    for width, height in ((1280, 720), (420, 800)):
+        context = browser.new_context(viewport={"width": width, "height": height})
+        tab = context.new_page()
+        tab.goto((SITE / "index.html").as_uri())
+        box = tab.locator("article pre").first.bounding_box()
+        assert box["y"] + box["height"] <= height
+        for page in pages:
+            tab.goto(page.as_uri())
+            assert tab.evaluate(f"{CUT}.length") == 0, page.name
+            assert tab.evaluate(BROKEN) == [], page.name
+        context.close()
+
+
+def test_the_page_of_a_wrong_address_stands_alone(tab):
+    page = SITE / "404.html"
+    if not page.exists():
+        pytest.skip("there is no site in build/site: `make site` builds it")
+    tab.goto(page.as_uri())
+    tab.click("#start")
+    assert tab.url == (SITE / "index.html").as_uri()
+    assert tab.locator("article h1").count() == 1

@@ -129,7 +129,8 @@ def asked(style, data=None, rollout=None):
             "rollout": rollout or {},
         }
     ).recipe
-    text = model_card("mine", recipe, [], 60, "", "AutoTokenizer", style)
+    here = 'against preset dapo:\n  run.dir  "runs" -> "/home/me"\n  run.seed  0 -> 1'
+    text = model_card("mine", recipe, [], 60, here, "AutoTokenizer", style)
     code = text.partition("```python\n")[2].partition("```")[0]
     double = Asked()
     exec(code.partition('from_pretrained("mine")\n\n')[2], {"tokenizer": double, "model": double})
@@ -149,6 +150,8 @@ def test_a_model_card_asks_as_training_did():
     assert double.options_of_model["stop_strings"] == ["</a>", "`"]
     assert double.options_of_model["tokenizer"] is double
     assert "`generate` needs `tokenizer=tokenizer`" in card
+    assert ("/home/me" in card, "run.seed" in card) == (False, True)
+    assert [double.options_of_model[key] for key in ("top_p", "top_k")] == [1.0, 0]
     double, _ = asked("template", {"prompt": "template", "prompt_template": "Q: {problem}\nA:"})
     assert double.prompt == "Q: Write your problem here.\nA:"
     assert "stop_strings" not in double.options_of_model
@@ -184,6 +187,7 @@ def test_the_generation_config_holds_what_ends_a_response(tmp_path):
     config = GenerationConfig.from_pretrained(tmp_path / "out")
     assert (config.stop_strings, config.eos_token_id) == (["</answer>"], [1, 2])
     assert config.do_sample is True
+    assert (config.top_p, config.top_k) == (1.0, 0)  # of None transformers makes 50
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(tmp_path):
