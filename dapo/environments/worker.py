@@ -21,8 +21,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dapo.environments.formats import FORMATS, Reader
-from dapo.environments.forms import CallTimeout, Episode, Form, WrongReply, form_of
+from dapo.environments.forms import CallTimeout, Episode, Form, form_of
 from dapo.environments.programs import PYTHON, ProgramSettings, python_tool
+from dapo.environments.shapes import WrongReply
 from dapo.environments.tools import error_text
 from dapo.errors import RecipeError
 from dapo.hooks import load, user_line
@@ -44,6 +45,7 @@ class Load:
     tools: tuple[str | bytes, ...]  # hooks, or ``PYTHON``
     tool_format: str | bytes  # of ``FORMATS``, "none", or a hook
     timeout: float
+    max_turns: int
     tell: bool  # what an environment raises is told to the model
     programs: ProgramSettings | None = None  # of the tool ``python``
 
@@ -101,7 +103,8 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
         known = FORMATS.get(what.tool_format) if isinstance(what.tool_format, str) else None
         reader = known or loaded(what.tool_format, "environment.tool_format")
     found = None if what.kind is None else loaded(what.kind, "environment.kind")
-    form = form_of(found, what.args, [loaded(tool, "environment.tools") for tool in what.tools], reader)
+    tools = [loaded(tool, "environment.tools") for tool in what.tools]
+    form = form_of(found, what.args, tools, reader, max_turns=what.max_turns)
     if form.kind == "generator" and what.tell:
         raise RecipeError(
             "environment.on_error: tell: a generator that raised is over; write a class, or use unscored or end"
@@ -137,7 +140,8 @@ async def _serve(connection: socket.socket) -> None:
         able = form.abilities
         send(
             {"type": "ready", "kind": form.kind, "concurrent": form.concurrent, "opens": able.opens, "ends": able.ends,
-             "restores": able.restores, "role": able.role, "tools": list(able.tools)}
+             "restores": able.restores, "role": able.role, "tools": list(able.tools),
+             "scores": able.scores}
         )  # fmt: skip
         stage, tasks = Stage(form, what), set[asyncio.Task[None]]()
 
@@ -171,7 +175,7 @@ class Stage:
         """Answer one question, whatever the environment does short of ending the process."""
         began = time.monotonic()
         out: dict[str, Any] = {
-            "type": "answered", "number": ask.number, "reply": None, "replayed": None, "scores": {}, "state": None,
+            "type": "answered", "number": ask.number, "reply": None, "replayed": None, "state": None,
             "seconds": 0.0, "failure": None,
         }  # fmt: skip
         try:
@@ -214,7 +218,7 @@ class Stage:
         if question.turn is not None:
             out["reply"] = _plain(await self._step(episode, question.turn))
         elif question.end is not None:
-            out["scores"] = await episode.end(question.end)
+            out["reply"] = _plain(await episode.end(question.end))
         else:
             out["reply"] = _plain(opening)
         if not question.end and not (out["reply"] or {}).get("done"):

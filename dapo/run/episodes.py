@@ -24,7 +24,7 @@ from dapo.loop.sampling.episodes import Episodes, Limits
 from dapo.loop.sampling.texts import Texts
 from dapo.processes.transport import Transport
 from dapo.sandbox.kinds import SandboxSettings, try_sandbox
-from dapo.types.environment import Players
+from dapo.types.environment import Abilities, Players
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         tools=tuple(_sent(tool, "environment.tools") for tool in settings.tools),
         tool_format=_format(recipe, tokenizer, chat=chat),
         timeout=settings.timeout,
+        max_turns=settings.max_turns,
         tell=settings.on_error == "tell",
         programs=ProgramSettings(sandbox_of(recipe), recipe.sandbox.timeout, recipe.sandbox.memory_mib),
     )
@@ -112,6 +113,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
             raise RecipeError("environment.tool_format: none reads no calls, and the environment has tools; use auto")
         if tools:
             speech.check("tool")
+        _check_scores(recipe, pool.abilities)
         if pool.abilities.opens:
             speech.opening(())
     except BaseException:
@@ -125,6 +127,16 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         names = ", ".join(tool["function"]["name"] for tool in tools)
         notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
     return Playing(pool, what, speech, data, tuple(notes), sandbox)
+
+
+def _check_scores(recipe: Recipe, able: Abilities) -> None:
+    """Refuse rewards that an environment does not give."""
+    read = [number for number, reward in enumerate(recipe.rewards) if reward.kind == "environment"]
+    if read and not able.scores:
+        raise RecipeError(
+            f"rewards.{read[0]}: the environment's class has no get_reward(), so it scores nothing. Give it one, or "
+            "name rewards that judge the model's text (math, exact, function, ...)"
+        )
 
 
 def sandbox_of(recipe: Recipe) -> SandboxSettings:
