@@ -25,6 +25,16 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
         yield Problem("environment.tools", "kind: tools needs at least one function, such as my_tools:add", [])
     if environment.kind == "tools" and environment.args:
         yield Problem("environment.args", "are arguments of a function or class, and kind is tools", environment.args)
+    if (environment.id is None) == (environment.kind == "verifiers"):
+        why = "names an environment of `verifiers`, and belongs to environment.kind: verifiers"
+        yield Problem("environment.id", why, environment.id)
+    if environment.kind == "verifiers":
+        if environment.tools:
+            yield Problem("environment.tools", "an environment of `verifiers` has tools of its own", environment.tools)
+        if environment.on_error == "tell":
+            yield Problem(
+                "environment.on_error", "what such an environment raises ends its episode; use unscored or end"
+            )
     if environment.tools and (r.data.tools or r.data.tools_field):
         key = "data.tools" if r.data.tools else "data.tools_field"
         yield Problem(key, "environment.tools gives the chat template its schemas; take one of them out")

@@ -26,6 +26,7 @@ from dapo.environments.shapes import (
     tool_methods,
 )
 from dapo.environments.tools import Tool, ToolError, error_text, find_tool, result_text
+from dapo.environments.verified import Verified, tool_schemas
 from dapo.errors import RecipeError
 from dapo.metrics.names import reward_name_problem
 from dapo.sandbox.runs import SandboxError
@@ -153,6 +154,12 @@ def form_of(
         tools=schemas,
     )
     return Form(lambda: found(**args), known, reader, "class", waits, able, known_methods)
+
+
+def verified_form(environment: Any, read: Sequence[str], reader: Reader | None) -> Form:
+    """Return the form of an environment of ``verifiers``; ``read``: names of rewards that read its scores."""
+    able = Abilities(False, True, False, "user", tuple(tool_schemas(environment)))
+    return Form(lambda: Verified(environment, read), {}, reader, "verifiers", True, able)
 
 
 def _methods(found: Any) -> dict[str, Callable[..., Any]]:

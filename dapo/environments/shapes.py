@@ -119,7 +119,7 @@ class GymText:
                 "postprocessed_action differs from the turn, and what was sampled is what trains; end turns with "
                 "`rollout.stop` instead"
             )
-        facts = _facts(_part(output, "metadata", None))
+        facts = metric_numbers(_part(output, "metadata", None))
         if done:
             facts = {**facts, **self._metrics()}
         return Reply(observations, bool(done), 0.0 if reward is None else reward, facts=facts)
@@ -134,7 +134,7 @@ class GymText:
 
     def _metrics(self) -> dict[str, float]:
         read = getattr(self.adapted, "get_metrics", None)
-        return _facts(read()) if callable(read) else {}
+        return metric_numbers(read()) if callable(read) else {}
 
 
 def gym_arguments(found: type, args: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _part(output: Any, name: str, *default: Any) -> Any:
     raise WrongReply(f"step() returns observations, reward, done and metadata; {name} is not in {repr(output)[:80]}")
 
 
-def _facts(values: Any) -> dict[str, float]:
+def metric_numbers(values: Any) -> dict[str, float]:
     """Return the finite numbers whose names can name a metric."""
     if not isinstance(values, Mapping):
         return {}

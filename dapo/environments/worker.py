@@ -21,10 +21,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dapo.environments.formats import FORMATS, Reader
-from dapo.environments.forms import CallTimeout, Episode, Form, form_of
+from dapo.environments.forms import CallTimeout, Episode, Form, form_of, verified_form
 from dapo.environments.programs import PYTHON, ProgramSettings, python_tool
 from dapo.environments.shapes import WrongReply
 from dapo.environments.tools import error_text
+from dapo.environments.verified import KIND, load_verified
 from dapo.errors import RecipeError
 from dapo.hooks import load, user_line
 from dapo.rewards.wire import answer_frame
@@ -40,7 +41,7 @@ _HEADER = struct.Struct("!Q")
 class Load:
     """What a worker loads first. A hook is ``package.module:name``, or an object by cloudpickle."""
 
-    kind: str | bytes | None  # None: tools alone
+    kind: str | bytes | None  # a hook, or ``verifiers``; None: tools alone
     args: dict[str, Any]
     tools: tuple[str | bytes, ...]  # hooks, or ``PYTHON``
     tool_format: str | bytes  # of ``FORMATS``, "none", or a hook
@@ -48,6 +49,9 @@ class Load:
     max_turns: int
     tell: bool  # what an environment raises is told to the model
     programs: ProgramSettings | None = None  # of the tool ``python``
+    name: str | None = None  # of an environment of ``verifiers``
+    data: str | None = None  # folder for that environment's data sets
+    read: tuple[str, ...] = ()  # names of rewards that read the environment's scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,10 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
     if what.tool_format != "none":
         known = FORMATS.get(what.tool_format) if isinstance(what.tool_format, str) else None
         reader = known or loaded(what.tool_format, "environment.tool_format")
+    if what.kind == KIND:
+        say(f"environment.id: {what.name}")
+        environment = load_verified(str(what.name), what.args, what.data)
+        return verified_form(environment, what.read, reader)
     found = None if what.kind is None else loaded(what.kind, "environment.kind")
     tools = [loaded(tool, "environment.tools") for tool in what.tools]
     form = form_of(found, what.args, tools, reader, max_turns=what.max_turns)

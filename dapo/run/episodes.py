@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from dapo.config.check_data import ENVIRONMENT, source_name
 from dapo.config.schema import Data, Recipe
 from dapo.data.chat import shows_tools
 from dapo.data.load import PreparedData, prepare
@@ -17,6 +20,7 @@ from dapo.environments.hosts import HostedPlayers
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.programs import PYTHON, ProgramSettings
 from dapo.environments.speech import PlainSpeech, TemplateSpeech, find_format, make_speech
+from dapo.environments.verified import KIND, data_files
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
 from dapo.hooks import given, is_object, load
@@ -92,6 +96,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         return None
     chat = resolve_style(recipe.data, tokenizer) == "chat"
     speech = make_speech(recipe.data, tokenizer, chat=chat)
+    own_data = _data_folder(output) if settings.kind == KIND else None
     for role in _roles(recipe):
         speech.check(role)
     what = Load(
@@ -103,6 +108,9 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         max_turns=settings.max_turns,
         tell=settings.on_error == "tell",
         programs=ProgramSettings(sandbox_of(recipe), recipe.sandbox.timeout, recipe.sandbox.memory_mib),
+        name=settings.id,
+        data=None if own_data is None else str(own_data),
+        read=tuple(reward.name for reward in recipe.rewards if reward.kind == "environment"),
     )
     sandbox = try_sandbox(sandbox_of(recipe)) if PYTHON in settings.tools else None
     pool = EnvironmentPool(what, workers=settings.workers or workers, memory_mib=settings.memory_mib, output=output)
@@ -120,13 +128,38 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         pool.close()
         raise
     data, notes = recipe.data, list[str]()
+    if own_data is not None:
+        data = _with_own_data(data, data_files(own_data))
     if tools and chat and shows_tools(recipe.data, tokenizer):
-        data = recipe.data.model_copy(update={"tools": tools})
+        data = data.model_copy(update={"tools": tools})
         speech = make_speech(data, tokenizer, chat=True)
     elif tools:
         names = ", ".join(tool["function"]["name"] for tool in tools)
         notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
     return Playing(pool, what, speech, data, tuple(notes), sandbox)
+
+
+def _data_folder(output: Path | None) -> Path:
+    """Return a new folder for an environment's own data sets, beside what it prints."""
+    if output is None:
+        return Path(tempfile.mkdtemp(prefix="dapo-environment-"))
+    folder = output.parent / "environment-data"
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def _with_own_data(data: Data, files: Mapping[str, Path]) -> Data:
+    """Return the section with files in place of the sources that stand for the environment's data sets."""
+
+    def placed(source: Any) -> Any:
+        if source.task != ENVIRONMENT:
+            return source
+        if not files[source.split].exists():
+            raise RecipeError(f"data: the environment has no {source.split} data set; name another source")
+        update = {"name": source_name(source), "task": None, "path": str(files[source.split]), "format": "plain"}
+        return source.model_copy(update={**update, "split": "train"})
+
+    return data.model_copy(update={"train": [*map(placed, data.train)], "validation": [*map(placed, data.validation)]})
 
 
 def _check_scores(recipe: Recipe, able: Abilities) -> None:
