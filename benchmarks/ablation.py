@@ -5,6 +5,7 @@
     python benchmarks/ablation.py --work WORK --small --minutes 10 # as far as that goes; the same line goes on
     python benchmarks/ablation.py --work WORK --table parts --tasks rare --rows DAPO GRPO --seeds 1 2
     python benchmarks/ablation.py --work WORK --table clip_higher token_level coin passes
+    python benchmarks/ablation.py --work WORK --again              # these four with other seeds, beside the first
 
 Tables, tasks, rows and seeds are listed in ``ablation_rows.py`` and ``ablation_focused.py``. Every run of a task starts
 from the same base model; runs of one seed have the same order of prompts. Each of ``--jobs`` processes makes one run
@@ -123,7 +124,7 @@ def main() -> None:
         }
         about = described(table, found, options)
         if table in FOCUSED:
-            write_focused(table, FOCUSED[table], found, about, options.out, options.page)
+            write_focused(table, FOCUSED[table], found, about, options.out, options.page, options.again)
         else:
             write_results(table, found, about, options.out, options.page)
     if failed:
@@ -137,6 +138,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", help="only these, by name")
     parser.add_argument("--small", action="store_true", help=f"{SMALL} seeds at most, {SMALL_VARIANTS} of the variants")
     parser.add_argument("--seeds", nargs="+", type=int, help="in place of those in ablation_rows.py")
+    parser.add_argument("--again", action="store_true", help=f"repeat {', '.join(FOCUSED)} with their second seeds")
     parser.add_argument("--steps", type=int, default=0, help="in place of the tasks' own")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
@@ -146,6 +148,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--page", type=Path, help="page whose table is written anew, such as docs/evidence.md")
     options = parser.parse_args()
+    if options.again:
+        options.table = [table for table in options.table if table in FOCUSED]
     known = {row for table in TABLES.values() for row in table.rows}
     if wrong := set(options.rows or ()) - known:
         parser.error(f"no rows {', '.join(sorted(wrong))}; there are {', '.join(sorted(known))}")
@@ -164,6 +168,8 @@ def tasks_of(table: str, chosen: Sequence[str] | None) -> list[str]:
 def seeds_of(table: str, options: argparse.Namespace) -> tuple[int, ...]:
     if options.seeds:
         return tuple(options.seeds)
+    if options.again:
+        return FOCUSED[table].again
     return TABLES[table].seeds[: TABLES[table].small] if options.small else TABLES[table].seeds
 
 
@@ -171,6 +177,7 @@ def described(table: str, found: Mapping[str, Curves], options: argparse.Namespa
     """The machine, the commits that made the runs, and the command that makes them again anywhere."""
     runs = [curve for rows in found.values() for seeds in rows.values() for curve in seeds.values()]
     asked = [f"--table {table}"] if table in FOCUSED else []
+    asked += ["--again"] * options.again
     asked += [f"--seeds {' '.join(map(str, options.seeds))}"] if options.seeds else ["--small"] * options.small
     asked += [f"--steps {options.steps}"] * bool(options.steps)
     asked += [f"--rows {' '.join(map(shlex.quote, options.rows))}"] if options.rows else []

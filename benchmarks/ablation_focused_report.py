@@ -18,13 +18,23 @@ READING = (
     "Mean over seeds [95 % interval]; in the differences a seed is compared with itself. **Bold**: the paired 99 % "
     "interval excludes zero, which is what *shown* means."
 )
+HERE = Path(__file__).resolve().parent
 Measured = dict[str, dict[str, Floats]]  # row -> measure -> its value for each seed
 
 
 def write_focused(
-    name: str, table: Focused, found: Mapping[str, Curves], machine: dict[str, Any], out: Path, page: Path | None
+    name: str,
+    table: Focused,
+    found: Mapping[str, Curves],
+    machine: dict[str, Any],
+    out: Path,
+    page: Path | None,
+    again: bool = False,
 ) -> None:
-    """Write one table's results and figure into ``out``, and its short table into ``page``."""
+    """Write one table's results and figure into ``out``, and its short table into ``page``.
+
+    ``again``: the runs repeat the table with other seeds; they are compared with the published differences instead.
+    """
     whole = {task: rows for task, every in found.items() if (rows := complete(every))[table.reference]}
     if not whole:
         print(f"{name}: no seed has every row yet; start again to go on")
@@ -39,11 +49,16 @@ def write_focused(
         "tasks": {task: {"seeds": seeds[task], **described(table, of)} for task, of in measured.items()},
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"focused_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    text = markdown(name, table, report)
-    (out / f"focused_{name}.md").write_text(text)
-    draw(table, whole, out / f"focused_{name}.png")
-    if page is not None:
+    file = f"focused_{name}{'_again' * again}"
+    (out / f"{file}.json").write_text(json.dumps(report, indent=1) + "\n")
+    text = markdown(file, table, report)
+    if again:
+        text += (
+            "\n".join(["", "## Beside the first seeds", "", *beside_the_first(table, first_of(name), report)]) + "\n"
+        )
+    (out / f"{file}.md").write_text(text)
+    draw(table, whole, out / f"{file}.png")
+    if page is not None and not again:
         page.write_text(with_blocks(page.read_text(), {name: page_block(name, table, report)}))
     print(text)
 
@@ -78,7 +93,39 @@ def described(table: Focused, measured: Measured) -> dict[str, Any]:
     }
 
 
-def markdown(name: str, table: Focused, report: Mapping[str, Any]) -> str:
+def first_of(name: str) -> dict[str, Any]:
+    """Return the published table that a repetition is held against."""
+    found: dict[str, Any] = json.loads((HERE / "results" / f"focused_{name}.json").read_text())
+    return found
+
+
+def beside_the_first(table: Focused, first: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
+    """Return what became of each difference that the first seeds showed, of all tasks together."""
+    before, now = (list(report["tasks"].values())[-1]["differences"] for report in (first, again))
+    rows, verdicts = [["", "", "first seeds", "these seeds", ""]], []
+    for pair, measures in before.items():
+        for key, value in measures.items():
+            if not value["shown"]:
+                continue
+            verdicts.append(verdict(value, now[pair][key]))
+            one = table.measures[key]
+            said = [cell(each, one.factor, one.digits, sign=True) for each in (value, now[pair][key])]
+            rows.append([pair, one.heading, *said, verdicts[-1]])
+    count = f"{verdicts.count(AGAIN)} of {len(verdicts)} differences that the first seeds showed are shown again."
+    return [count, "", *table_lines(rows)]
+
+
+AGAIN = "shown again"
+
+
+def verdict(first: Effect, again: Effect) -> str:
+    """Say whether a repetition shows what the first seeds showed."""
+    if first["mean"] * again["mean"] < 0:
+        return "the opposite is shown" if again["shown"] else "the sign is another"
+    return AGAIN if again["shown"] else "same sign, not shown"
+
+
+def markdown(file: str, table: Focused, report: Mapping[str, Any]) -> str:
     machine = report["machine"]
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
     lines = [
@@ -98,7 +145,7 @@ def markdown(name: str, table: Focused, report: Mapping[str, Any]) -> str:
             lines += ["", f"## {task}", "", f"{len(found['seeds'])} pairs of base model and seed."]
         lines += ["", *table_lines(_rows(found, dict(table.measures))), "", "Differences:", ""]
         lines += table_lines(_differences(found, dict(table.measures)))
-    return "\n".join([*lines, "", f"![Curves of each row, mean and 95 % interval](focused_{name}.png)"]) + "\n"
+    return "\n".join([*lines, "", f"![Curves of each row, mean and 95 % interval]({file}.png)"]) + "\n"
 
 
 def page_block(name: str, table: Focused, report: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import WorkerHere
+from dapo.learner.step import PolicyStep
 from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
@@ -124,7 +125,7 @@ class Ours:
 
     def __init__(self, folder: str) -> None:
         loaded = load_model(folder, attention_mode="packed")
-        worker = Worker(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0)
+        worker = Worker(PolicyStep(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0))
         self.learner = LearnerDriver(WorkerHere(worker))
 
     def update(self, rows: list[Row]) -> None:

@@ -22,7 +22,7 @@ from machine import describe_machine, refuse_changes
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
-from dapo.learner.worker import Worker
+from dapo.learner.step import PolicyStep
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import pack
@@ -101,7 +101,7 @@ def sampled(loaded: LoadedModel, seed: int) -> list[Row]:
 def gaps(loaded: LoadedModel, rows: Sequence[Row], replay: Literal["off", "sampler"]) -> list[FloatArray]:
     """Return the gap of every token of each row."""
     settings = schema.Learner(router_replay=replay)
-    step = Worker(loaded, clip_objective(low=0.2, high=0.28), settings, 1.0).step
+    step = PolicyStep(loaded, clip_objective(low=0.2, high=0.28), settings, 1.0)
     found = step.logprobs(rows, learning=True)
     return [np.abs(own - row.sampler_logprobs) for own, row in zip(found, rows, strict=True)]
 

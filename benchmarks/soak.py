@@ -1,13 +1,14 @@
-"""A small cluster left alone: the quickstart over Ray for an hour, while engines and ranks are killed and frozen.
+"""A small cluster left alone: a run over Ray for an hour, while engines, ranks and environments are killed and frozen.
 
     python benchmarks/soak.py                               # an hour, a loss about every two minutes
     python benchmarks/soak.py --minutes 5 --every 30        # five minutes, a loss about every half a minute
     python benchmarks/soak.py --every inf                   # nothing is killed
 
-Two ranks and two engines on a Ray cluster of this machine. The learning rate is next to nothing, so that problems stay
-as hard as they are and every step is like the others: what grows then, grows with time. Each loss takes a random host,
-in whatever it does, and waits until the run has gone on. At the end the run is interrupted as by a person, and what it
-wrote is counted: every step once and in order, every group with one end, no process and no shared memory left.
+Two ranks, two engines and two hosts for environments on a Ray cluster of this machine. Random weights write episodes of
+up to three turns, in which they call tools that raise, hang and end their process (``soak_tools.py``). The learning
+rate is next to nothing, so every step is like the others: what grows then, grows with time. Each loss takes a random
+host, in whatever it does, and waits until the run has gone on. At the end the run is interrupted as by a person, and
+what it wrote is counted: every step once and in order, every group with one end, no process and no shared memory left.
 
 Exit code 1 where something of that is not so. Results go to ``benchmarks/results``.
 """
@@ -26,14 +27,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from machine import describe_machine, refuse_changes
+from soak_tools import WORDS
 
+from dapo.models.tiny import make_tiny_model
 from dapo.observe.metrics import read_metrics
 from dapo.observe.rollouts import read_rollouts
 
@@ -42,9 +45,24 @@ OVERRIDES = (
     "launch.backend=ray",
     "learner.ranks=2",
     "rollout.engines=2",
+    "rollout.prompts_per_step=16",
+    "rollout.group_size=8",
+    "rollout.max_response_tokens=24",
+    "learner.minibatch_prompts=8",
+    "environment.kind=tools",
+    "environment.tools=[soak_tools:look_up]",
+    "environment.tool_format=soak_tools:read_calls",
+    "environment.workers=2",
+    "environment.max_turns=3",
+    "environment.max_turn_tokens=6",
+    "environment.timeout=5",
+    "rewards=[{name: accuracy, kind: function, function: 'soak_tools:even'}]",
+    "algorithm.overlong_filtering=false",
+    "algorithm.overlong_punishment.enabled=false",
+    "cluster.cpus_per_host=0.25",
     "learner.learning_rate=1e-12",
-    "learner.timeout=30",
-    "cluster.engine_timeout=30",
+    "learner.timeout=40",
+    "cluster.engine_timeout=40",
     "cluster.max_engine_restarts=10000",
     "cluster.max_learner_restarts=1000",
     "trainer.steps=1000000",
@@ -52,8 +70,16 @@ OVERRIDES = (
     "checkpoint.every=20",
     "logging.console=plain",
 )
-KINDS = {"engine killed": signal.SIGKILL, "rank killed": signal.SIGKILL, "engine frozen": signal.SIGSTOP,
-         "rank frozen": signal.SIGSTOP}  # fmt: skip
+KINDS = {
+    "engine killed": signal.SIGKILL,
+    "rank killed": signal.SIGKILL,
+    "environment host killed": signal.SIGKILL,
+    "environment worker killed": signal.SIGKILL,
+    "engine frozen": signal.SIGSTOP,
+    "rank frozen": signal.SIGSTOP,
+}
+WORKER = "environment worker"
+"""A process that a host for environments started; the host itself replaces it and says nothing."""
 PATIENCE = 300.0  # seconds for a run to go on
 LOOK = 15.0  # seconds between two looks
 MIB = 2**20
@@ -104,16 +130,28 @@ def resident(process: int) -> float:
     return 0.0
 
 
+def plays(process: int) -> bool:
+    """Whether it is a worker that plays environments; its guard has the same command and children."""
+    with suppress(OSError):
+        return b"dapo.environments.worker" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
+
+
 class Watched:
     """A run, seen from outside: by its files and its processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.began = folder / "soak", time.monotonic()
         self.shared_before = self._shared()
-        command = [sys.executable, "-m", "dapo", "train", "quickstart", *OVERRIDES]
+        model = make_tiny_model(folder / "model", vocabulary=len(WORDS) + 3, words=WORDS)
+        command = [sys.executable, "-m", "dapo", "train", "quickstart", *OVERRIDES, f"model.path={model}"]
+        paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])  # for ``soak_tools``
         self._said = (folder / "said.txt").open("w")
         self.process = subprocess.Popen(
-            [*command, f"run.dir={folder}", "run.name=soak"], stdout=self._said, stderr=subprocess.STDOUT
+            [*command, f"run.dir={folder}", "run.name=soak"],
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": paths},
         )
 
     @property
@@ -134,14 +172,23 @@ class Watched:
 
     @property
     def losses_said(self) -> int:
-        """Lines of the run that say that an engine is lost, or the learner."""
-        return len(re.findall(r"engine-\d+ is lost \(|Restart \d+ of at most", self.log))
+        """Lines of the run that say that an engine is lost, the learner, or a host for environments."""
+        said = r"engine-\d+ is lost \(|Restart \d+ of at most|environment-\d+ is started again"
+        return len(re.findall(said, self.log))
 
     def hosts(self) -> dict[str, int]:
-        """Processes of ranks and engines that live, by their names."""
+        """Processes of ranks, engines and hosts for environments that live, by their names."""
         living = set(descendants(self.process.pid))
-        named = dict(re.findall(r"((?:engine|rank)-\d+) is process (\d+) on ", self.log))
+        named = dict(re.findall(r"((?:engine|rank|environment)-\d+) is process (\d+) on ", self.log))
         return {name: int(process) for name, process in named.items() if int(process) in living}
+
+    def victims(self, kind: str) -> dict[str, int]:
+        """Processes that a loss of this kind may take, by their names."""
+        of_kind = {name: one for name, one in self.hosts().items() if name.startswith(kind.split()[0])}
+        if not kind.startswith(WORKER):
+            return of_kind
+        below = {name: [one for one in descendants(host) if plays(one)] for name, host in of_kind.items()}
+        return {f"worker of {name}": found[-1] for name, found in below.items() if found}
 
     def look(self) -> Look:
         hosts, all_of_it = set(self.hosts().values()), descendants(self.process.pid)
@@ -157,17 +204,21 @@ class Watched:
         )
 
     def await_step(self, step: int) -> None:
-        """Until it is done.
+        """Until it is done; see ``wait``."""
+        self.wait(f"step {step} was not done", lambda: self.step >= step)
+
+    def wait(self, failed: str, done: Callable[[], Any]) -> None:
+        """Until ``done`` returns something true; ``failed`` says what did not happen.
 
         Raises:
-            SystemExit: the run has ended, or is not there after ``PATIENCE``.
+            SystemExit: the run has ended, or it did not happen within ``PATIENCE``.
         """
         began = time.monotonic()
-        while self.step < step:
+        while not done():
             if self.process.poll() is not None:
                 raise SystemExit(f"the run ended by itself, exit code {self.process.returncode}: {self.folder}")
             if time.monotonic() - began > PATIENCE:
-                raise SystemExit(f"step {step} was not done within {PATIENCE:g} s: {self.folder}")
+                raise SystemExit(f"{failed} within {PATIENCE:g} s: {self.folder}")
             time.sleep(0.2)
 
     def interrupt(self) -> tuple[int, list[int]]:
@@ -189,14 +240,14 @@ class Watched:
 def lose(run: Watched, kind: str, chosen: random.Random) -> Loss:
     """Do it to a random host at a random moment of a step. Steps that a lost rank undoes are done again first."""
     time.sleep(chosen.random())
-    name = chosen.choice(sorted(name for name in run.hosts() if name.startswith(kind.split()[0])))
-    at, minute, said, process = run.step, run.minute, run.losses_said, run.hosts()[name]
+    run.wait(f"no process for {kind!r} was there", lambda: run.victims(kind))  # it may be being replaced
+    victims = run.victims(kind)
+    name = chosen.choice(sorted(victims))
+    at, minute, said, process = run.step, run.minute, run.losses_said, victims[name]
     began = time.monotonic()
     os.kill(process, KINDS[kind])
-    while run.losses_said == said:  # by the run: until then steps may still be done without it
-        if time.monotonic() - began > PATIENCE:
-            raise SystemExit(f"{name} ({kind}) was not missed within {PATIENCE:g} s: {run.folder}")
-        time.sleep(0.1)
+    if not kind.startswith(WORKER):  # by the run: until then steps may still be done without it
+        run.wait(f"{name} ({kind}) was not missed", lambda: run.losses_said > said)
     run.await_step(max(at, run.step) + 2)
     return Loss(minute, kind, name, at, time.monotonic() - began)
 
@@ -211,7 +262,7 @@ def watch(run: Watched, minutes: float, every: float, seed: int) -> tuple[list[L
         run.await_step(0)  # or say that it has ended
         if run.minute >= next_loss:
             kind = next(order, None)
-            if kind is None:  # each kind once in every four
+            if kind is None:  # each kind once in every six
                 order = iter(chosen.sample(list(KINDS), len(KINDS)))
                 kind = next(order)
             losses.append(lose(run, kind, chosen))
@@ -244,13 +295,22 @@ def count(folder: Path) -> dict[str, int | bool]:
         "no group with two ends": all(len(of_one) <= 1 for of_one in ends),
         "waiting groups are those that the last step names": waiting == last["groups/waiting"],
         "no group is missing": len(fates) + last["groups/unfinished"] == last["total/groups/dispatched"],
+        **{said: int(sum(row.get(f"environment/{key}") or 0 for row in rows)) for key, said in FAILURES.items()},
     }
 
 
+FAILURES = {
+    "calls": "calls of tools in trained groups",
+    "tool_errors": "of these, calls that raised",
+    "errors": "episodes whose environment failed",
+    "timeouts": "calls that hung",
+    "replayed": "turns played again",
+    "not_repeatable": "episodes that went otherwise when played again",
+}
 FIGURES = {
     "processes": "processes",
     "driver_mib": "driver, MiB",
-    "hosts_mib": "ranks and engines, MiB",
+    "hosts_mib": "ranks, engines and hosts for environments, MiB",
     "ray_mib": "Ray and guards, MiB",
     "driver_files": "open files of the driver",
     "shared_mib": "shared memory, MiB",
@@ -314,7 +374,9 @@ def main() -> None:
     options.out.with_suffix(".md").write_text(text)
     print(text)
     wrong = [what for what, value in counted.items() if value is False]
-    wrong += [what for what in ("processes left", "shared memory left, MiB") if counted[what]]
+    wrong += [
+        what for what in (FAILURES["not_repeatable"], "processes left", "shared memory left, MiB") if counted[what]
+    ]
     if wrong:
         raise SystemExit(f"not as it should be: {', '.join(wrong)}; the run is in {run.folder}")
 

@@ -131,7 +131,7 @@ def cpu_offload(room: Room) -> None:
     from dapo.config.schema import Learner, Model
     from dapo.learner.plan import plan_step
     from dapo.learner.sharding import Shape
-    from dapo.learner.worker import RankPlace, open_worker
+    from dapo.learner.worker import RankPlace, make_worker
 
     words = room.sized(4096, 256)
     small = load_small(room, "float32", layers=room.sized(8, 2))
@@ -147,9 +147,9 @@ def cpu_offload(room: Room) -> None:
         held = torch.cuda.memory_allocated() if room.on_card else 0
         rank = None
         try:
-            rank = open_worker(
+            rank = make_worker(
                 place, model, Learner(max_grad_norm=None, betas=BETAS, microbatch_tokens=4096), 1.0,
-                clip_objective(low=CLIP[0], high=CLIP[1]), device=torch.device(room.device),
+                clip_objective(low=CLIP[0], high=CLIP[1]), device=place.join(torch.device(room.device)),
             )  # fmt: skip
             (step,) = plan_step(LearnStep([rows], [RATE], 0), 4096)
             rank.learn(step)

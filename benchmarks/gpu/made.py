@@ -17,6 +17,7 @@ from benchmarks.gpu.room import Room
 from benchmarks.gpu.settings import learner_settings
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import WorkerHere
+from dapo.learner.step import PolicyStep
 from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
@@ -104,7 +105,7 @@ def make_learner(loaded: LoadedModel, **settings: Any) -> LearnerDriver:
     from dapo.algorithms.objective import clip_objective
 
     objective = clip_objective(low=CLIP[0], high=CLIP[1])
-    worker = Worker(loaded, objective, learner_settings(**{"max_grad_norm": None, **settings}), 1.0)
+    worker = Worker(PolicyStep(loaded, objective, learner_settings(**{"max_grad_norm": None, **settings}), 1.0))
     return LearnerDriver(WorkerHere(worker))
 
 

@@ -23,6 +23,7 @@ from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.deployment import engine_kind
 from dapo.config.problems import brief
+from dapo.errors import ModelError
 from dapo.loop.sampling.prompts import least_kept
 from dapo.observe.extra import PICTURES, missing
 from dapo.types.model import ModelFacts
@@ -31,6 +32,9 @@ from dapo.words import counted, in_a_row
 if TYPE_CHECKING:
     from dapo.data import PreparedData
     from dapo.run.deployment import Deployment
+
+
+_MANY_PASSES = 100  # over the training prompts; the paper's run makes about 10
 
 
 def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> None:
@@ -66,7 +70,11 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
     add(WARNINGS, loaded.warnings)
     hooks = check_hooks(recipe)
-    tokenizer, facts = load_tokenizer_and_facts(recipe)
+    try:
+        tokenizer, facts = load_tokenizer_and_facts(recipe)
+    except ModelError as error:
+        _add_without_model(recipe, sections, error)
+        raise
     playing = start_environment(recipe, tokenizer, workers=1, output=None)
     try:
         data = prepare(recipe.data, tokenizer) if playing is None else playing.prepared(tokenizer)
@@ -82,7 +90,8 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("rewards, tried", trial.lines, shown=hidden, instead=trial.brief)
     add("your functions, on made-up groups", hooks.lines)
     notes = () if playing is None else playing.notes
-    add(DOUBTS, [*notes, *unknown_in_prompts(data, tokenizer), *trial.doubts, *hooks.doubts])
+    odd = [*data.report.doubts(), *_many_passes(recipe, data), *unknown_in_prompts(data, tokenizer)]
+    add(DOUBTS, [*notes, *odd, *trial.doubts, *hooks.doubts])
     trial.refuse()
     deployment = deployment_of(recipe)
     small = facts.parameters < LARGE and deployment.ranks == 1
@@ -106,6 +115,26 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
         tried = ["not tried, for what this machine lacks"] if lacks else try_groups(recipe, tries)
         add(f"{tries} groups, generated and scored", tried)
     add(NOT_HERE_TITLE, here_lines(recipe))
+
+
+def _add_without_model(recipe: Recipe, sections: Sections, error: ModelError) -> None:
+    """Add what needs neither the model's tokenizer nor its configuration, which could not be loaded."""
+    from dapo.run.deployment import deployment_of
+
+    deployment = deployment_of(recipe)
+    sections.add("arithmetic, without model and data", arithmetic(recipe, None))
+    sections.add("who runs where", [*deployment.lines(), *_cluster_lines(recipe, deployment)])
+    sections.add("missing here as well", [line for line in here_lines(recipe) if line != str(error)])
+    sections.add("not looked at", ["the data, the rewards, memory, hours"])
+
+
+def _many_passes(recipe: Recipe, data: PreparedData) -> Iterator[str]:
+    passes = recipe.trainer.steps * recipe.rollout.prompts_per_step / len(data.train)
+    if passes > _MANY_PASSES:
+        yield (
+            f"the run passes {passes:,.0f} times over its {counted(len(data.train), 'training prompt')}, which it "
+            "learns by heart: add problems, or lower trainer.steps"
+        )
 
 
 def here_lines(recipe: Recipe) -> list[str]:
@@ -162,27 +191,35 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     yield f"not known: which is faster on a card at any size; `make gpu` measures both beside the card's bound{move}"
 
 
-def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
-    """Prompts, responses, optimiser steps, passes over the data and largest token counts, in sentences."""
+def arithmetic(recipe: Recipe, data: PreparedData | None) -> list[str]:
+    """Prompts, responses, optimiser steps, passes over the data and largest token counts, in sentences.
+
+    Args:
+        recipe: the recipe.
+        data: its prompts; None if they could not be prepared: the sentences on them are left out.
+    """
     rollout, steps = recipe.rollout, recipe.trainer.steps
     prompts, group, limit = rollout.prompts_per_step, rollout.group_size, rollout.max_response_tokens
     mini = recipe.learner.minibatch_prompts or prompts
     epochs = recipe.learner.epochs_per_rollout
     updates = epochs * (prompts // mini)
-    longest = _longest_prompt(data)
     lines = [
         f"a training step: {prompts} prompts x {group} responses = {prompts * group} responses, at most "
         f"{prompts * group * limit:,} response tokens",
         f"optimiser steps: {updates} per training step{f' in {epochs} passes' * (epochs > 1)}, "
         f"each on {mini} prompts = {mini * group} responses; "
         f"{updates * steps:,} in {counted(steps, 'training step')}",
-        f"longest sequence: {longest} prompt + {limit} response = {longest + limit} tokens; micro-batches hold "
-        f"{recipe.learner.microbatch_tokens:,}",
-        f"the data: {counted(len(data.train), 'prompt')}, so {counted(steps, 'step')} of {prompts} "
-        f"{'passes' if steps == 1 else 'pass'} over it {steps * prompts / len(data.train):.2f} times, rejected groups "
-        "not counted",
     ]
-    lines += _mixture(recipe, data)
+    if data is not None:
+        longest = _longest_prompt(data)
+        lines += [
+            f"longest sequence: {longest} prompt + {limit} response = {longest + limit} tokens; micro-batches hold "
+            f"{recipe.learner.microbatch_tokens:,}",
+            f"the data: {counted(len(data.train), 'prompt')}, so {counted(steps, 'step')} of {prompts} "
+            f"{'passes' if steps == 1 else 'pass'} over it {steps * prompts / len(data.train):.2f} times, rejected "
+            "groups not counted",
+            *_mixture(recipe, data),
+        ]
     sampling = recipe.algorithm.dynamic_sampling
     if sampling.mode == "filter":
         cap = f"{math.ceil(sampling.cap.groups * prompts):,} groups" if sampling.cap.groups else "no cap"
@@ -215,8 +252,7 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
     }
     lines.append(f"the ratio runs against {old[ratio_against(recipe)]}")
     lines += [*_terms(recipe), *_ending(recipe)]
-    lines.append(_evaluations(recipe, data))
-    return lines
+    return lines if data is None else [*lines, _evaluations(recipe, data)]
 
 
 def _mixture(recipe: Recipe, data: PreparedData) -> Iterator[str]:

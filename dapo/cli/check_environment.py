@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,8 @@ _SHOWN = 100  # characters of a turn
 def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelFacts, prompt: Prompt) -> list[str]:
     """Play an episode whose first turn repeats the problem, and one of gold answers alone. Returns lines.
 
-    Later turns of the first one are gold answers too. The second one is left out where the tokenizer cannot write them.
+    Later turns of the first one are gold answers too. Where the tokenizer cannot write them, a line stands in for the
+    second one.
 
     Raises:
         RecipeError: the end of a turn would not end it.
@@ -53,6 +54,8 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
     lines = [*played(prompt.problem, gold or prompt.problem)]
     if gold and tokenizer.decode(ids_of(gold), skip_special_tokens=True) == gold:
         lines += [f"with the gold answer {gold[:_SHOWN]!r} in every turn:", *played(gold)]
+    elif gold:
+        lines.append(f"no episode with the gold answer {gold[:_SHOWN]!r}: the tokenizer does not give it back as it is")
     if playing.sandbox is not None:
         lines.append(playing.sandbox)
     end = playing.speech.end_of_turn
@@ -92,6 +95,10 @@ class _Canned:
         self.clock += 1
         asked, self._asked = self._asked, []
         return [self._event(request) for request in asked]
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Have nothing unfinished, and keep no slots."""
+        return []
 
     def _event(self, request: SampleRequest) -> SampleEvent:
         ids = self._turns[min(self._number, len(self._turns) - 1)]

@@ -154,7 +154,9 @@ def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, 
 
         dtype = getattr(torch, recipe.model.dtype)
         shape = CacheShape(facts.layers, facts.kv_heads, facts.head_size, dtype, torch.device("meta"))
-        return sum(number or MOST_SLOTS for number in slots) * slot_bytes(shape, facts.vocabulary, longest)
+        return sum(number or MOST_SLOTS for number in slots) * slot_bytes(
+            shape, facts.vocabulary, longest, keeps=recipe.environment.kind is not None
+        )
     responses = recipe.rollout.prompts_per_step * recipe.rollout.group_size
     sequences = responses if None in slots else min(responses, sum(filter(None, slots)))
     return sequences * longest * facts.layers * facts.key_values * size

@@ -83,9 +83,10 @@ def explain(key: str) -> list[str]:
         RecipeError: The key is unknown; the message names the nearest ones.
     """
     key = key.strip()
-    found = settings().get(generic(key)) or (None if key in _PRINTED else _by_last_part(key))
-    if found is not None:
-        return [*(_section(found) if found.section else _setting(found))]
+    if (exact := settings().get(generic(key))) is not None:
+        return _known(exact)
+    if key not in _PRINTED and (found := _by_last_part(key)):
+        return [line for one in found for line in (*([""] if one is not found[0] else []), *_known(one))]
     if metric := _peer_metric(key) or _metric(_PRINTED.get(key, key)):
         return metric
     if (old := moved_key(key)) and (peer_hint(key) is None or "." in key):
@@ -110,10 +111,14 @@ def explain(key: str) -> list[str]:
     )
 
 
-def _by_last_part(key: str) -> Setting | None:
-    """``group_size`` is ``rollout.group_size``, if no other setting ends so and no other trainer has that key."""
+def _by_last_part(key: str) -> list[Setting]:
+    """Return the settings that ``group_size`` abbreviates: at most two, and none if another trainer has that key."""
     ends = [s for s in settings().values() if s.path.endswith(f".{key}")]
-    return ends[0] if len(ends) == 1 and peer_hint(key) is None else None
+    return ends if len(ends) <= 2 and peer_hint(key) is None else []
+
+
+def _known(s: Setting) -> list[str]:
+    return [*(_section(s) if s.section else _setting(s))]
 
 
 def _setting(s: Setting) -> Iterator[str]:

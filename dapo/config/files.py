@@ -102,7 +102,7 @@ def parse_value(text: str, what: str) -> Any:
     try:
         return _load_yaml(text, what)[0]
     except RecipeError as error:
-        raise RecipeError(f"{error}; to mean text, put it in quotes") from None
+        raise RecipeError(f"{error}{'' if 'quotes' in str(error) else '; to mean text, put it in quotes'}") from None
 
 
 def _load_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
@@ -125,7 +125,10 @@ def _load_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
         raise
     except MarkedYAMLError as error:
         place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise RecipeError(f"{name}{place}: not valid YAML: {error.problem or error.context}") from None
+        said = error.problem or error.context
+        if "unknown escape character" in (said or ""):  # a pattern such as "\d+"
+            said = f"{said} between double quotes; single quotes keep a backslash as it is"
+        raise RecipeError(f"{name}{place}: not valid YAML: {said}") from None
     except YAMLError as error:
         raise RecipeError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:

@@ -12,16 +12,26 @@ from dapo.links import install
 HUB_PREFIX = "hub:"
 
 
+def missing_for_hub(path: str) -> str | None:
+    """Return why a data path cannot be read on this machine: it names the hub, and a package is missing."""
+    if path.startswith(HUB_PREFIX):
+        try:
+            import datasets  # noqa: F401
+        except ImportError:
+            return f"{path} needs the package datasets: {install('data')}"
+    return None
+
+
 def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of ``owner/name`` or ``owner/name:subset``, each with its place.
 
     Raises:
         DataError: the extra is missing, the hub cannot be reached, or it has no such data.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"hub:{name} needs the package datasets: {install('data')}") from error
+    if missing := missing_for_hub(f"{HUB_PREFIX}{name}"):
+        raise DataError(missing)
+    import datasets
+
     repository, _, subset = name.partition(":")
     if why := unreachable():
         raise DataError(f"hub:{name}: {why}; {_local_way(repository)}")

@@ -24,6 +24,7 @@ _LETTERS_FOR_NORMALISED = 20
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
 _SHOWN = 20  # conflicts that the console lists
+_MANY = 0.2  # of a source's problems: if more are not used, the user should look
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,16 @@ class SourceReport:
             parts.append(f"{self.overlong:,} over-long prompts dropped")
         return "; ".join(parts)
 
+    def doubt(self) -> str | None:
+        """Return a warning if more than a fifth of the problems is not used, repeats apart."""
+        lost = self.unanswered + self.in_validation + self.in_few_shot + self.overlong
+        if lost <= _MANY * (self.read + self.unanswered):
+            return None
+        return (
+            f"{lost:,} of {self.read + self.unanswered:,} problems are not used. {self.sentence()}. Correct the source "
+            "or raise data.max_prompt_tokens"
+        )
+
 
 @dataclass(slots=True)
 class SharedProblems:
@@ -87,6 +98,10 @@ class DataReport:
     validation: list[SourceReport] = field(default_factory=list)
     overlap: dict[str, SharedProblems] = field(default_factory=dict)  # by validation set
     conflicts: list[Conflict] = field(default_factory=list)  # in the training data, all sources together
+
+    def doubts(self) -> list[str]:
+        """Return a warning for each source that lost many of its problems."""
+        return [doubt for source in (*self.train, *self.validation) if (doubt := source.doubt())]
 
     def lines(self, *, training: bool = True) -> list[str]:
         """Lines for the console; without ``training`` those of the validation sets alone."""

@@ -60,7 +60,7 @@ async def within(value: Any, seconds: float) -> Any:
 
 @dataclass(slots=True)
 class Form:
-    """What a worker needs to play episodes of an environment.
+    """Facts that a worker needs to play episodes of an environment.
 
     Attributes:
         make: returns the environment of a new episode; None: there are tools alone.

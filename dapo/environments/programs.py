@@ -14,7 +14,7 @@ PYTHON = "python"
 
 @dataclass(frozen=True, slots=True)
 class ProgramSettings:
-    """What a recipe says of the tool, in a form that travels to workers."""
+    """The recipe's settings of the tool; they can be pickled for workers."""
 
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     timeout: float = 5.0

@@ -29,7 +29,7 @@ _NO_TOOLS = ("reset", "get_reward", "close")
 
 
 class WrongReply(ValueError):
-    """What an environment returned is no reply."""
+    """The environment returned something that is no reply."""
 
 
 def shape_of(found: type) -> Shape:

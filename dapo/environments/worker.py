@@ -39,7 +39,7 @@ _HEADER = struct.Struct("!Q")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker loads first. A hook is ``package.module:name``, or an object by cloudpickle."""
+    """First message to a worker. A hook is ``package.module:name``, or an object by cloudpickle."""
 
     kind: str | bytes | None  # a hook, or ``verifiers``; None: tools alone
     args: dict[str, Any]

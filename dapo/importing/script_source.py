@@ -313,7 +313,14 @@ class _Script:
         if UNKNOWN in path and not whose:
             why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
             shown = path.replace(UNKNOWN, "...")[:300]
-            return f"{where}: the command's configuration {shown} is not known ({why[:200]}); write its name out"
+            unknown = f"{where}: the command's configuration {shown} is not known ({why[:200]})"
+            name = path.rpartition("/")[2]
+            if UNKNOWN in name:
+                return f"{unknown}; write its name out"
+            if not self.files.is_there(name):
+                return f"{unknown}; copy {name} beside the script, or write its folder out"
+            launch.source.cautions.append(f"{name} beside the script is read for {shown}, whose folder is not known")
+            path = name
         file, why = self.files.find(path, (self.files.folder, Path.cwd()))
         if file is not None:
             below = read_yaml(self.files.text(file), path, file.parent, self.files)

@@ -32,7 +32,8 @@ class Reference:
 
     def __init__(self, loaded: LoadedModel, settings: schema.Reference) -> None:
         self._model: nn.Module = loaded.model
-        self._off = loaded.adapter and settings.refresh_every is None
+        self.refreshed = settings.refresh_every is not None
+        self._off = loaded.adapter and not self.refreshed
         self._frozen = {
             name: _copy(parameter, settings.offload)
             for name, parameter in self._model.named_parameters()

@@ -72,38 +72,18 @@ class WorkerFacts:
 
 
 class Worker:
-    """Calls that a driver makes to one process of a learner (``dapo.learner.driver``).
+    """Calls that a driver makes to one process of a learner (``dapo.learner.driver``), which computes with ``step``."""
 
-    Args:
-        loaded: the model; its weights are updated in place.
-        objective: the loss.
-        settings: the recipe's ``learner`` section.
-        temperature: of sampling; log-probabilities are those of logits / temperature.
-        correction: importance correction where the ratio runs against the learner's own log-probabilities.
-        reference: the recipe's ``algorithm.reference`` where a reference is needed; the weights at hand become it.
-        sharding: of the model, which other workers hold parts of; None: all of it is here.
-    """
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        objective: Objective,
-        settings: schema.Learner,
-        temperature: float,
-        correction: Correction | None = None,
-        reference: schema.Reference | None = None,
-        sharding: Sharding | None = None,
-    ) -> None:
-        self.loaded, self.settings = loaded, settings
-        self.step = PolicyStep(loaded, objective, settings, temperature, correction, reference, sharding)
+    def __init__(self, step: PolicyStep) -> None:
+        self.step, self.loaded, self.settings = step, step.loaded, step.settings
+        sharding = step.sharding
         self.rank, self._shards = (0, 1) if sharding is None else (sharding.rank, sharding.shards)
         # Slices are wider than what is published; a model that is whole is published as it is.
-        self._dtype = None if sharding is None else loaded.dtype
-        refreshed = reference is not None and reference.refresh_every is not None
+        self._dtype = None if sharding is None else self.loaded.dtype
         self._checkpoint = CheckpointPart(
-            loaded,
-            self.step.optimizer,
-            self.step.reference if refreshed else None,
+            self.loaded,
+            step.optimizer,
+            step.reference if step.reference is not None and step.reference.refreshed else None,
             rank=self.rank,
             shards=self._shards,
         )
@@ -340,8 +320,8 @@ class RankPlace:
     rendezvous: str  # where they find each other: file://PATH of a new file, or store://HOST:PORT/KEY
     timeout: float  # seconds that one may be waited for
 
-    def join(self, device: torch.device) -> None:
-        """Meet the others. On CUDA every rank of a machine takes the device of its number there.
+    def join(self, device: torch.device) -> torch.device:
+        """Meet the others and return this rank's device: on CUDA, the one of its number on its machine.
 
         Raises:
             LearnerError: fewer devices than ranks on this machine.
@@ -355,36 +335,14 @@ class RankPlace:
                     "devices: every rank needs one of its own; set learner.ranks accordingly"
                 )
             torch.cuda.set_device(local)
+            device = torch.device("cuda", local)
             backend = "cpu:gloo,cuda:nccl"
         patience = datetime.timedelta(seconds=self.timeout)
         where: dict[str, Any] = {"init_method": self.rendezvous}
         if self.rendezvous.startswith(SCHEME):  # the driver's, which is there before any rank and lives longer
             where = {"store": find(self.rendezvous, patience)}
         dist.init_process_group(backend, rank=self.rank, world_size=self.shape.ranks, timeout=patience, **where)
-
-
-def open_worker(
-    place: RankPlace,
-    model: schema.Model,
-    settings: schema.Learner,
-    temperature: float,
-    objective: Objective,
-    correction: Correction | None = None,
-    reference: schema.Reference | None = None,
-    *,
-    device: torch.device,
-    seed: int = 0,
-) -> Worker:
-    """Join the other ranks and read this one's part of the model. ``seed``: of an adapter's random start.
-
-    Raises:
-        ModelError: the model cannot be loaded, or not be cut over ranks.
-        LearnerError: there is no device for this rank.
-    """
-    place.join(device)
-    if device.type == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
-    return make_worker(place, model, settings, temperature, objective, correction, reference, device=device, seed=seed)
+        return device
 
 
 def make_worker(
@@ -399,7 +357,11 @@ def make_worker(
     device: torch.device,
     seed: int = 0,
 ) -> Worker:
-    """``open_worker``, by one that has joined the others already."""
+    """Read this rank's part of the model; the rank has joined the others. ``seed``: of an adapter's random start.
+
+    Raises:
+        ModelError: the model cannot be loaded, or not be cut over ranks.
+    """
     made: list[Sharding] = []
 
     def spread(loaded: LoadedModel) -> Inside:
@@ -423,7 +385,7 @@ def make_worker(
         activation_checkpointing=model.activation_checkpointing,
         spread=spread,
     )
-    return Worker(loaded, objective, settings, temperature, correction, reference, made[0])
+    return Worker(PolicyStep(loaded, objective, settings, temperature, correction, reference, made[0]))
 
 
 def _with_adapter(loaded: LoadedModel, model: schema.Model, seed: int) -> dict[str, Tensor]:

@@ -292,8 +292,8 @@ def takes_parts(function: Callable[..., Any]) -> bool:
 
 
 def reward_parts(group: Group) -> dict[str, Float64]:
-    """What the weighted sum of each response was made of: every reward's value by its name, before weight and scaling,
-    and the length penalty as ``overlong_punishment``. nan where a response is unscored."""
+    """Return the parts of each response's weighted sum: every reward's value by its name, before weight and scaling,
+    and the length penalty as ``overlong_punishment``. Unscored responses have nan."""
     names = dict.fromkeys(name for score in group.scores_G if score.scored for name in score.values)
     parts = {
         name: np.array([s.values.get(name, np.nan) if s.scored else np.nan for s in group.scores_G], dtype=np.float64)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class EntropyControl:
-    """Adaptive entropy control (Skywork-OR1, arXiv 2505.22312, section 4): after each training step the coefficient
-    moves by ``step``, up where the step's mean entropy was below ``target``, down where it was above.
+    """Adaptive entropy control (Skywork-OR1, arXiv 2505.22312, section 4). After each training step the coefficient
+    moves by ``step``: up if the step's mean entropy was below ``target``, down if it was above.
 
     It acts in the next step only as far as it points the right way: a bonus after an entropy at or below the target, a
     tax (a coefficient below 0) after one above it.
@@ -25,7 +25,7 @@ class EntropyControl:
 
     @property
     def now(self) -> float:
-        """What the next training step takes."""
+        """Coefficient of the next training step."""
         if self.target is None or self.measured is None:
             return self.coefficient
         return max(self.coefficient, 0.0) if self.measured <= self.target else min(self.coefficient, 0.0)
@@ -36,7 +36,8 @@ class EntropyControl:
         return bool(self.coefficient) or self.target is not None
 
     def update(self, entropy: float) -> None:
-        """A training step had this mean entropy over its tokens with loss; nan (it had none) changes nothing."""
+        """Move the coefficient by the mean entropy of a training step's tokens with loss; nan (no such token) changes
+        nothing."""
         if self.target is None or math.isnan(entropy):
             return
         self.measured = entropy

@@ -96,7 +96,7 @@ class Evaluator:
     def _complete(
         self, requests: Sequence[SampleRequest], prompts: Mapping[Key, Prompt]
     ) -> tuple[dict[Key, Completion], dict[Key, Score]]:
-        """Verifiers work on what has ended while the engine makes the rest."""
+        """Complete the requests; verifiers score what has ended while the engine makes the rest."""
         self.rollouts.submit(requests, prompts.__getitem__)
         completions: dict[Key, Completion] = {}
         scores: dict[Key, Score] = {}
@@ -130,7 +130,7 @@ class Evaluator:
             self.watch(EvaluationProgress(self._answered + answered, self._scored + scored, total))
 
     def _warn(self, responses: Sequence[Evaluated]) -> None:
-        """The first failure of each kind is told at once, and once in a run."""
+        """Warn of the first failure of each kind at once, and once in a run."""
         for response in responses:
             score, known = response.score, response.score.accuracy is not None
             kind = (kind_of(score), known)

@@ -1,8 +1,8 @@
-"""What an evaluation's responses say: pure functions from scored responses to metrics.
+"""Metrics of an evaluation: pure functions from scored responses to metrics.
 
 The accuracy is that of the reward called accuracy alone: another reward that fails on a response takes nothing away
 from it. A response whose accuracy is unknown is left out of the means and counted, and the accuracy that would hold if
-all of them were wrong stands beside the mean.
+all of them were wrong is recorded with the mean.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def by_set_of(responses: Sequence[Evaluated]) -> dict[str, list[Evaluated]]:
 
 
 def reason_of(score: Score) -> str:
-    """The first line of why a verifier failed, cut to a length that a line can hold."""
+    """Return the first line of a verifier's error, cut to a length that a line can hold."""
     return ((score.reason or "").strip() or "no reason given").splitlines()[0][:200]
 
 
 def kind_of(score: Score) -> str:
-    """The reason's text before the first colon, as a metric's name can hold it."""
+    """Return the reason's text before the first colon, as a metric's name can hold it."""
     return reason_of(score).partition(":")[0].replace("/", " ") or "no reason given"
 
 
@@ -84,7 +84,7 @@ def paired_difference(first: Sequence[Evaluated], second: Sequence[Evaluated]) -
     their place among problems of equal content.
 
     Returns:
-        The estimate (nan where there is no such problem), and the number of problems behind it.
+        The estimate (nan where there is no such problem), and the number of its problems.
     """
     ours, theirs = _means_by_content(first), _means_by_content(second)
     both = [key for key in ours if key in theirs]

@@ -1,4 +1,4 @@
-"""Who waits for whom, and how old the tokens are that were trained."""
+"""Measure how long engines and learner wait for each other, and how old the trained tokens are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Idle:
 
     @contextmanager
     def learner(self) -> Iterator[None]:
-        """The learner works in here."""
+        """Count the time inside as work of the learner."""
         start = self._clock()
         try:
             yield
@@ -54,7 +54,7 @@ class Idle:
             self._beside(ENGINES_BUSY, now - worked, now, worked)
 
     def take(self, seconds: float) -> Metrics:
-        """Of a step that took ``seconds``; starts anew."""
+        """Return the metrics of a step that took ``seconds``, and start again from zero."""
         learner, self._learner = self._learner, 0.0
         before, self._before = self._before, self._engine()
         return {

@@ -49,7 +49,7 @@ class Interrupt:
 
 @contextmanager
 def outside_of_steps() -> Iterator[None]:
-    """Of a whole run: what signals do that nobody else handles. ``Interrupt`` has SIGTERM while steps are done.
+    """Handle signals during a whole run that have no handler yet. ``Interrupt`` has SIGTERM while steps are done.
 
     A terminal that is closed sends SIGHUP, which would end the run in the middle of a step: it goes on instead. SIGTERM
     ends it as Ctrl-C does, by an exception, so that what it has started and written elsewhere goes as well; a second

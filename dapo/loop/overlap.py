@@ -46,7 +46,7 @@ class Overlap:
             return handle.result()
 
     def rest(self) -> None:
-        """Take back what is under way at the engine, so that a state can be saved."""
+        """Take unfinished responses back from the engine, so that a state can be saved."""
         with on_failure(self._keep):
             self.collector.rest()
 

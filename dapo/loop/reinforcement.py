@@ -150,7 +150,7 @@ class Reinforcement:
     # ------------------------------------------------------------------ what a checkpoint has
 
     def state(self) -> dict[str, Any]:
-        """Return the state, after what is under way at the engine was taken back."""
+        """Return the state, after unfinished responses were taken back from the engine."""
         if self.overlap is not None:
             self.overlap.rest()
         return {

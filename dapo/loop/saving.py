@@ -64,7 +64,7 @@ class Saver:
         return self.at != step or self._improved
 
     def step_done(self, step: int, settings: Checkpoint, write: BeginWrite) -> None:
-        """Save where it is due, by steps or by the clock; take note of a checkpoint that has become whole."""
+        """Save when it is due, by steps or by time; take note of a checkpoint that has become whole."""
         if self._under_way is not None and self._under_way.done():
             self.finish()
         late = settings.seconds is not None and time.monotonic() - self._on >= settings.seconds

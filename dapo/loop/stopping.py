@@ -29,11 +29,11 @@ class Deadline:
         self._steps: deque[float] = deque(maxlen=REMEMBERED)  # seconds of each, with all that came behind it
 
     def start(self) -> None:
-        """The first step is about to begin: what came before is no step."""
+        """Forget the time before the first step, which is about to begin."""
         self._last = None
 
     def passed(self, save: float | None) -> OutOfTime | None:
-        """Called between two steps: that there is no time for another one; None where there is.
+        """Return why there is no time for another step; None if there is. Call it between two steps.
 
         ``save``: seconds of the longest save; None: none was seen, and it is taken to be as long as a step.
         """
@@ -54,9 +54,9 @@ class Stopping:
     """Asked between two steps; it decides nothing in the middle of one.
 
     Attributes:
-        by: "Ctrl-C", "SIGTERM" or what ``stop`` was told, where the run was stopped; "" otherwise.
+        by: "Ctrl-C", "SIGTERM" or the argument of ``stop``, where the run was stopped; "" otherwise.
         early: why the run is at its end before ``trainer.steps``; None otherwise.
-        cause: why it was stopped, where nobody asked for it: ``trainer.max_hours``, or its cluster was lost.
+        cause: why it was stopped, if it was not asked for: ``trainer.max_hours``, or its cluster was lost.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Stopping:
         self._recorder.ending(why)
 
     def start(self) -> None:
-        """The first step is about to begin."""
+        """Take note that the first step is about to begin."""
         self._deadline.start()
 
     def finished(self, left: int) -> bool:
@@ -105,7 +105,7 @@ class Stopping:
         return left <= 0 or self.early is not None or not self.by
 
     def seen(self, step: int, metrics: Metrics) -> None:
-        """The line of a step."""
+        """Take note of a step's metrics."""
         if self._best is not None:
             self._best.seen(step, metrics)
 

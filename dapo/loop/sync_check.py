@@ -71,7 +71,7 @@ class SyncCheck:
         self._passed = 0
 
     def state(self) -> list[float]:
-        """What a healthy gap is, for checkpoints."""
+        """Return the typical healthy gap, for checkpoints."""
         return [self._healthy, self._passed]
 
     def load(self, state: Sequence[float]) -> None:
@@ -79,7 +79,7 @@ class SyncCheck:
 
     @property
     def accepted(self) -> float:
-        """Largest mean gap, nats, that the next check lets pass: no smaller error can be told from rounding."""
+        """Largest mean gap, nats, that the next check lets pass: smaller errors look like rounding."""
         if self._tolerance is not None:
             return self._tolerance
         return self._most if not self._passed else min(self._most, max(LEAST, RATIO * self._healthy))
@@ -182,7 +182,7 @@ def _sampled(
     step: int,
     seed: int,
 ) -> list[Response]:
-    """A short response of each engine to each of the prompts: group i of the n-th engine is n x prompts + i.
+    """Return a short response of each engine to each of the prompts: group i of the n-th engine is n x prompts + i.
 
     Raises:
         EngineError: one was lost, or could not be made.

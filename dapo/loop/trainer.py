@@ -266,7 +266,7 @@ class Trainer:
     def _record(
         self, step: int, metrics: Metrics, finished: Sequence[Group] = (), traces: Sequence[TokenTrace] = ()
     ) -> None:
-        """Complete a step's metrics with what the clock says, and write its line.
+        """Complete a step's metrics with its timings, and write its line.
 
         The line is written before the step's checkpoint, which never knows more than the files beside it: ``report``
         and ``save`` of a step therefore count in the next one's seconds.

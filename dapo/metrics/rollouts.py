@@ -74,8 +74,8 @@ def sampling_metrics() -> Iterator[Metric]:
     yield Metric(
         "sampling/prefill_tokens",
         TOKENS,
-        "Tokens computed before a new one: prompts, what carried responses had when they were taken up, and what "
-        "running ones had when weights changed.",
+        "Tokens computed before a new one: prompts, replies of environments, what carried responses had when they were "
+        "taken up, and what running ones had when weights changed.",
     )
     yield Metric("sampling/skipped_prompts", COUNT, "Prompts passed over in this step (retired, or skipped by GRESO).")
     yield Metric("sampling/retired_prompts", COUNT, "Prompts that are retired when this step ends.")
@@ -131,6 +131,19 @@ def environment_metrics() -> Iterator[Metric]:
         "environment/reply_tokens",
         TOKENS,
         f"Tokens of replies, {groups}. They carry no loss and count in no length, and in no other count of tokens.",
+    )
+    yield Metric(
+        "environment/given_tokens",
+        TOKENS,
+        "Tokens that the model was given to read in this step: each dispatched prompt once, and each reply before a "
+        "further turn.",
+    )
+    yield Metric(
+        "environment/prefill_ratio",
+        "1",
+        "`sampling/prefill_tokens` / `environment/given_tokens`. About 1: nothing was computed twice. Equal replies "
+        "within a group lower it; carried responses, new weights and slots that could not be kept raise it.",
+        "lower",
     )
     yield Metric("environment/reply_cut_share", SHARE, f"Share of replies that were shortened, {groups}.", "lower")
     yield Metric("environment/reward_mean", "reward", f"Mean over episodes of the replies' summed rewards, {groups}.")

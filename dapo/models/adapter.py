@@ -1,10 +1,10 @@
 """LoRA adapters (arXiv 2106.09685) through PEFT: injected into a loaded model, merged for engines, saved alone.
 
 A linear layer with weight W [out, in] becomes W + s B A, with A [rank, in] random, B [out, rank] zero, and s = alpha /
-rank (rsLoRA, arXiv 2312.03732: alpha / sqrt(rank)). W is frozen. The learner computes W x + s B (A x); whoever copies
+rank (rsLoRA, arXiv 2312.03732: alpha / sqrt(rank)). W is frozen. The learner computes W x + s B (A x); code that copies
 weights gets the merged W + s B A, rounded once to the model's type.
 
-PEFT's modules are told by their attributes, so that a model without an adapter needs no PEFT.
+PEFT's modules are recognized by their attributes, so that a model without an adapter needs no PEFT.
 
 Of a model that is cut over ranks every tensor is a slice, A and B among them. A layer is then merged from the whole A
 and B, which are small and gathered one layer at a time, into each rank's rows of W: to the bit what one process merges.
@@ -85,7 +85,7 @@ def add_adapter(model: Any, lora: Lora, *, name: str, seed: int) -> dict[str, Te
 
 @contextmanager
 def _as_drawn() -> Iterator[dict[nn.Module, Tensor]]:
-    """The weight of each module that is made meanwhile, as it was drawn: PEFT moves it to where the model is."""
+    """Collect the weight of each module made meanwhile, as it was drawn: PEFT moves it to the model's device."""
     drawn: dict[nn.Module, Tensor] = {}
 
     def noted(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -101,9 +101,8 @@ def _as_drawn() -> Iterator[dict[nn.Module, Tensor]]:
 
 @torch.no_grad()
 def begin_adapter(model: nn.Module, start: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Of a model that got its memory and its frozen weights after its adapter: A and B from ``start``, modules that are
-    trained whole from their originals; rounded to ``dtype``, in which one process would begin.
-    """
+    """Begin an adapter whose model got its memory and frozen weights later. A and B come from ``start``, modules that
+    are trained whole from their originals; all are rounded to ``dtype``, as in one process."""
     parameters = dict(model.named_parameters())
     for name, whole in start.items():
         own_part(parameters[name]).copy_(own_slice(whole, parameters[name]).to(dtype))
@@ -113,7 +112,7 @@ def begin_adapter(model: nn.Module, start: Mapping[str, Tensor], dtype: torch.dt
 
 
 def weight_of(module: Any) -> Tensor:
-    """What a layer multiplies with: its weight, or W + s B A [the layout of W] where it has an adapter."""
+    """Return the weight that a layer multiplies with: its own, or W + s B A [the layout of W] with an adapter."""
     if not _is_lora(module):
         weight: Tensor = module.weight
         return weight
@@ -121,8 +120,8 @@ def weight_of(module: Any) -> Tensor:
 
 
 def active(module: Any) -> Any:
-    """Of a module that is trained whole the copy that computes: the trained one, or with the adapter switched off the
-    original; any other module is itself."""
+    """Return the copy that computes of a module trained whole: the trained one, or the original while the adapter is
+    off. Any other module is returned as it is."""
     if not _is_saved(module):
         return module
     return module.original_module if module._disable_adapters else module.modules_to_save[NAME]
@@ -155,20 +154,20 @@ def _entries(model: nn.Module, *, aliases: bool = False) -> dict[str, tuple[Tens
 
 
 def _name(name: str) -> str:
-    """Of a tensor in the checkpoint, without what PEFT put into it."""
+    """Return a tensor's name in the checkpoint, without PEFT's additions."""
     return name.replace(_BASE, ".").replace(_SAVED, ".")
 
 
 def base_name(name: str) -> str | None:
-    """What the model's own files call a frozen tensor or buffer; None: it is the adapter's, or a module's copy that is
-    trained."""
+    """Return the name of a frozen tensor or buffer in the model's own files; None if it belongs to the adapter, or to a
+    module's trained copy."""
     if any(part in name.split(".") for part in ("lora_A", "lora_B")) or _SAVED in name:
         return None
     return name.replace(_BASE, ".").replace(_ORIGINAL, ".")
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of each parameter by its name in the checkpoint; of an adapter none."""
+    """Return the shape of each parameter by its name in the checkpoint; an adapter's are left out."""
     parameters = {_name(name) for name, _ in model.named_parameters()}
     return {name: tuple(found.shape) for name, (found, _) in _entries(model).items() if name in parameters}
 
@@ -187,7 +186,7 @@ def linear_layers(model: Any) -> tuple[str, ...]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What is trained, under PEFT's names in ``adapter_model.safetensors``."""
+    """Return the trained tensors, under PEFT's names in ``adapter_model.safetensors``."""
     trained = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {file_name(name): tensor for name, tensor in trained.items()}
 
@@ -247,7 +246,7 @@ def base_sums(model: nn.Module) -> dict[str, int]:
 
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
-    """The model as it is without its adapter, for passes without a gradient.
+    """Switch the adapter off, for passes without a gradient.
 
     By PEFT's own flag: its ``enable_adapters`` changes ``requires_grad`` as well, which sharded parameters keep.
     """
@@ -262,9 +261,8 @@ def switched_off(model: nn.Module) -> Iterator[None]:
 
 
 def merge_error(model: nn.Module) -> float:
-    """|round(W + D) - (W + D)| / |D| over all layers, with D = s B A: how much of what the adapter says is lost when it
-    is merged into weights of the model's type; 0 where D is 0. Frobenius norms.
-    """
+    """Return |round(W + D) - (W + D)| / |D| over all layers, with D = s B A and Frobenius norms; 0 where D is 0. This
+    share of the adapter is lost when it is merged into weights of the model's type."""
     return relative(*merge_squares(model))
 
 
@@ -315,7 +313,7 @@ _ENDS = ("embed_tokens", "wte", "wpe", "embed_in", "embed_positions", "lm_head",
 
 @dataclass(frozen=True, slots=True)
 class Published(Mapping[str, Tensor]):
-    """Tensors by name; a merged one is made when it is asked for, and kept by nobody."""
+    """Tensors by name; a merged one is made when it is asked for, and not kept."""
 
     entries: dict[str, tuple[Tensor, Any]]  # the tensor, and the layer whose adapter is merged into it
 
@@ -327,7 +325,7 @@ class Published(Mapping[str, Tensor]):
         return name in self.entries
 
     def like(self, name: str) -> Tensor:
-        """A tensor of the same type, shape and device, for which nothing is merged."""
+        """Return a tensor of the same type, shape and device, without merging anything."""
         return self.entries[name][0]
 
     def same(self, name: str) -> tuple[int, int]:
@@ -344,8 +342,8 @@ class Published(Mapping[str, Tensor]):
 
 @torch.no_grad()
 def _merged(weight: Tensor, layer: Any) -> Tensor:
-    """W + s B A, summed in float32 at least and rounded once; of a W that is cut over ranks likewise cut, which all
-    that share it ask for together."""
+    """Return W + s B A, summed in float32 at least and rounded once. If W is cut over ranks, so is the result, and all
+    ranks have to call together."""
     delta = own_slice(_delta(layer), weight)
     merged = (own_part(weight).to(delta.dtype) + delta).to(weight.dtype)
     if not isinstance(weight, DTensor):
@@ -430,6 +428,7 @@ def _plain(value: Any) -> Any:
 
 
 def scaling_settings(config: str) -> dict[str, Any]:
-    """What an adapter's tensors do not say: rank, alpha and kind of scaling, from the text of its configuration."""
+    """Return the settings that an adapter's tensors lack: rank, alpha and kind of scaling, from the text of its
+    configuration."""
     settings = json.loads(config)
     return {key: settings.get(key) for key in ("r", "lora_alpha", "use_rslora")}

@@ -100,7 +100,7 @@ def _distance(a: Tensor, b: Tensor) -> tuple[float, float]:
 
 @torch.no_grad()
 def float32_outputs(loaded: LoadedModel, **inputs: Any) -> Any:
-    """The model's outputs with its weights widened to float32 for this one call; None where that cannot be done.
+    """Return the model's outputs with its weights widened to float32 for this one call; None where that cannot be done.
 
     It takes 4 bytes a parameter for as long as the call lasts, and is left out where that is more than half of what
     is free.

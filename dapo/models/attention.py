@@ -37,7 +37,7 @@ def attention(
     attention_context: AttentionContext,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in place of its own attention."""
+    """Compute attention: the function that transformers calls in place of its own."""
     return attention_context.attend(module, query, key, value, scaling=scaling, **options), None
 
 

@@ -2,7 +2,7 @@
 
 Each publish has keys of its own in a store that the driver keeps. Receivers say that they are there, the sender waits
 for all of them and says what will come, and then each tensor is broadcast. Where one of them is gone the publish is
-called off, and nobody waits for a peer that will not come. The group itself stays as long as its members do.
+called off, and no process waits for a peer that will not come. The group itself stays as long as its members do.
 """
 
 from __future__ import annotations
@@ -67,13 +67,12 @@ class Broadcaster:
 
     @torch.no_grad()
     def attend(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        """Of a rank that does not send: gather with the one that does."""
+        """Take part in gathering, on a rank that does not send."""
         for tensor in tensors.values():
             whole(tensor, dtype)
 
     def receive(self, ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a ticket, one after another, on ``device`` where they come by NCCL. They have to be taken to
-        the end.
+        """Yield the tensors of a ticket in order, on ``device`` if they come by NCCL. Read them to the end.
 
         Raises:
             EngineError: the publish was called off, or ended in the middle: what came is not whole.
@@ -97,7 +96,7 @@ class Broadcaster:
         return self._received(ticket, store, backend, layout, device)
 
     def leave(self) -> None:
-        """The group, if there is one: the others hear of it."""
+        """Leave the group, if there is one, and inform the others."""
         self._group, self._name = None, ""
 
     def _received(
@@ -121,7 +120,7 @@ class Broadcaster:
                 self.leave()
 
     def _opened(self, members: BroadcastGroup, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
-        """The group, once all are there; None: they will not come."""
+        """Return the group once all members are there; None if they will not come."""
         store = _store(members)
         device = _like(tensors, next(iter(tensors))).device
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -160,7 +159,8 @@ HERE = Broadcaster()
 
 
 def call_off(store: Any, members: BroadcastGroup) -> None:
-    """By the driver: whoever waits for this publish goes home. Without effect on one that is under way."""
+    """Cancel a publish on the driver's side, so that engines stop waiting for it. A transfer that has begun is not
+    affected."""
     store.set(f"{members.key}/off", b"")
     for number in range(members.receivers):
         store.set(f"{members.key}/here/{number + 1}", b"")
@@ -183,12 +183,13 @@ def _layout(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:
 
 
 def _like(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """A tensor of that type and shape. The one that is asked for may be merged, by all ranks of a learner together."""
+    """Return a tensor of that type and shape. The named one may be merged, by all ranks of a learner together."""
     return tensors.like(name) if isinstance(tensors, Published) else tensors[name]
 
 
 def whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as it leaves its process: gathered, in ``dtype`` where it is of floating-point numbers, and there."""
+    """Return a tensor as it leaves its process: gathered, contiguous, and in ``dtype`` if it holds floating-point
+    numbers."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     full = full.detach()
     full = full.to(dtype) if full.is_floating_point() else full
@@ -198,7 +199,7 @@ def whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The same memory, as every backend takes it."""
+    """Return the same memory as bytes, which every backend takes."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

@@ -54,7 +54,7 @@ def is_builtin(name: str) -> bool:
 
 
 def find_builtin_model(name: str, cache_dir: Path, *, seed: int = 1) -> Path | None:
-    """The folder of a built-in model if the cache holds it; see ``ensure_builtin_model``."""
+    """Return the folder of a built-in model if the cache holds it; see ``ensure_builtin_model``."""
     folder = _folder(name, cache_dir, seed)
     return folder if folder.is_dir() else None
 
@@ -73,7 +73,7 @@ def _folder(name: str, cache_dir: Path, seed: int) -> Path:
 
 
 def ensure_builtin_model(name: str, cache_dir: Path, *, seed: int = 1, progress: Progress | None = None) -> Path:
-    """The folder of a built-in model, made first if the cache does not hold it.
+    """Return the folder of a built-in model, made first if the cache does not hold it.
 
     The folder's name carries the seed and a hash of the settings, the source code that makes the model, torch's version
     and the processor's architecture. The same inputs give the same weights on one machine and thread count; the global

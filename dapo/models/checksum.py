@@ -51,8 +51,9 @@ def _by_words(words: Tensor, first: int) -> int:
 
 
 def _by_rows(words: Tensor, first: int) -> int:
-    """The same of ``words`` [rows, width], from the sums of rows and of columns: a place is where its row begins, plus
-    the place in the row. So each word is only added, twice, where products need as many factors as there are words."""
+    """Compute the same of ``words`` [rows, width] from the sums of rows and of columns. A word's place is where its row
+    begins, plus its place in the row, so each word is only added, twice. Products would need as many factors as there
+    are words."""
     rows, width = words.shape
     if not rows:
         return 0
@@ -73,7 +74,7 @@ def once_each(names: Iterable[str], key: Callable[[str], Hashable], make: Callab
 
 
 def together(sums: Iterable[int]) -> int:
-    """The checksum of a tensor from those of its parts."""
+    """Return the checksum of a tensor from those of its parts."""
     return (sum(sums) + 2**63) % 2**64 - 2**63
 
 

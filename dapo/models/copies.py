@@ -58,7 +58,7 @@ class Copies:
         return taken
 
     def add_up(self, gradient: Tensor, rows: int) -> Tensor:
-        """[copies, ...] -> [rows, ...]: the sum over each row's copies, in float32 or more, rounded once."""
+        """Sum over each row's copies, [copies, ...] -> [rows, ...], in float32 or more, rounded once."""
         total = gradient.new_zeros((rows, *gradient.shape[1:]))
         precise = torch.promote_types(gradient.dtype, torch.float32)
         for targets, places, count in self._by_count:

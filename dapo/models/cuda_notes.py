@@ -1,4 +1,4 @@
-"""What a person should know of a model on CUDA whose packed rows the variable-length kernel does not compute."""
+"""Notes for users whose model on CUDA packs rows without the variable-length kernel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _of_float32() -> list[str]:
 
 
 def _without_kernel(config: Any) -> str | None:
-    """What the model's attention asks for and the kernel lacks."""
+    """Return the feature of the model's attention that the kernel lacks."""
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "soft cap of scores"
     values, keys = getattr(config, "v_head_dim", None), getattr(config, "qk_head_dim", None)

@@ -16,7 +16,7 @@ from dapo.types.model import ModelFacts
 
 
 def facts_of(loaded: LoadedModel) -> ModelFacts:
-    """What is to be known of a model that is here with its weights."""
+    """Return the facts of a loaded model."""
     return _facts(
         loaded.model,
         name=loaded.name,
@@ -29,7 +29,7 @@ def facts_of(loaded: LoadedModel) -> ModelFacts:
 
 
 def read_facts(name: str, dtype: str, *, trust_remote_code: bool = False, tokenizer: Any = None) -> ModelFacts:
-    """What loading the model would find, without its weights: equal to ``facts_of(load_model(name, ...))``.
+    """Return the facts of a model without loading its weights: equal to ``facts_of(load_model(name, ...))``.
 
     Args:
         name: Local Hugging Face folder, or a name on the model hub.

@@ -1,6 +1,6 @@
 """The output head of a low-precision model: logits that are not rounded, and a weight gradient that is rounded once.
 
-A vocabulary of 152,000 never stands in memory for a whole micro-batch: the head runs chunk by chunk. Left to autograd,
+A vocabulary of 152,000 never fills memory for a whole micro-batch: the head runs chunk by chunk. Left to autograd,
 each chunk's gradient is added to the last ones' in bfloat16. Here they add up in float32 in a *sink*, a tensor without
 memory of its own through which the weight gets their sum.
 """
@@ -18,7 +18,7 @@ LOW = (torch.bfloat16, torch.float16)
 
 
 def gradient_sink(weight: Tensor) -> Tensor | None:
-    """What :func:`low_precision_logits` sends the gradient of ``weight`` to; None where nobody wants one."""
+    """Return where :func:`low_precision_logits` sends the gradient of ``weight``; None if no gradient is needed."""
     if not (weight.requires_grad and torch.is_grad_enabled() and weight.dtype in LOW):
         return None
     sink: Tensor = _Sink.apply(weight)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Weights by CUDA IPC: a process lends the memory of its device to others that compute on the same one.
 
-The handles are torch's own (``torch.multiprocessing.reductions``). They hold no memory: whoever lends keeps the tensors
+The handles are torch's own (``torch.multiprocessing.reductions``). They hold no memory: the lender keeps the tensors
 until the borrowers have taken them.
 """
 
@@ -20,12 +20,12 @@ from dapo.types.batch import Ticket
 
 _torch: Any = reductions  # without types
 _DEVICE = 6
-"""Where the arguments of torch's ``rebuild_cuda_tensor`` have the number of the device, as the lender counts."""
+"""Where the arguments of ``rebuild_cuda_tensor`` (torch) have the number of the device, as the lender counts."""
 
 
 @torch.no_grad()
 def lend(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[str, list[tuple[str, Any]], list[Tensor]]:
-    """The device, a handle of each tensor by its name, and what has to be kept meanwhile.
+    """Return the device, a handle of each tensor by its name, and the tensors to keep meanwhile.
 
     Args:
         tensors: on one CUDA device; sharded ones are gathered one by one, which all ranks do together.
@@ -48,10 +48,10 @@ def lend(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[str, list[t
 
 
 def borrowed(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a ticket, where they lie on ``device``: to be copied before anything is trained.
+    """Yield the tensors of a ticket where they lie on ``device``: copy them before anything is trained.
 
     Raises:
-        EngineError: nobody lends memory of this device.
+        EngineError: no process lends memory of this device.
     """
     lent: dict[str, list[tuple[str, Any]]] = pickle.loads(ticket.handles)
     name = device_name(device) if device.type == "cuda" else str(device)
@@ -67,5 +67,5 @@ def borrowed(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor
 
 
 def device_name(device: torch.device) -> str:
-    """Of a CUDA device, the same in every process that sees it."""
+    """Return the name of a CUDA device, the same in every process that sees it."""
     return f"GPU {torch.cuda.get_device_properties(device).uuid}"

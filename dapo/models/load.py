@@ -100,7 +100,7 @@ def load_model(
 
 
 def _not_seen(loaded: LoadedModel) -> Iterator[str]:
-    """What the probe could not compare."""
+    """Yield what the probe could not compare."""
     if (unseen := unseen_threshold(loaded)) is not None:
         yield (
             f"the model's attention changes beyond {unseen} tokens; sequences that long were not compared with its own "
@@ -139,7 +139,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def find_device(device: torch.device | str) -> torch.device:
-    """Where the model goes; ``auto`` is CUDA where there is any.
+    """Return the device of the model; ``auto`` is CUDA where there is any.
 
     Raises:
         ModelError: no such device here.
@@ -174,9 +174,12 @@ def check_files(name: str) -> None:
 def missing_weights(name: str) -> str | None:
     """Return why a local folder has no weights that can be loaded; None if it has some, or if it is a hub name."""
     folder = Path(name).expanduser()
-    if not folder.is_dir():
+    try:
+        files = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else None
+    except OSError:  # ``check_configuration`` says why
+        files = None
+    if files is None:
         return None
-    files = sorted(file.name for file in folder.iterdir())
     if any(file.endswith(".safetensors") for file in files):
         return None
     pickled = [file for file in files if file.endswith((".bin", ".pt", ".pth"))]
@@ -235,7 +238,7 @@ def _check_configuration(name: str, folder: Path) -> None:
 
 
 def whole_model(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The model with its weights, in the processor's memory.
+    """Return the model with its weights, in the processor's memory.
 
     Raises:
         ModelError: the folder or name cannot be loaded, or holds other tensors than its configuration names.
@@ -281,7 +284,7 @@ def _check_tensors(name: str, model: Any, info: dict[str, Any]) -> None:
         raise ModelError(
             f"model.path {name!r} holds {len(unexpected)} tensors for which {type(model).__name__} has no place as "
             f"config.json describes it ({', '.join(unexpected[:3])}{', ...' if len(unexpected) > 3 else ''}); it would "
-            "be trained without them. Mend config.json (say num_hidden_layers) if they belong to the model, or save it "
+            "be trained without them. Fix config.json (say num_hidden_layers) if they belong to the model, or save it "
             "without them (model.save_pretrained)"
         )
 
@@ -393,7 +396,7 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str], inside: 
 
 
 def _check_training_mode(loaded: LoadedModel, inside: Inside) -> None:
-    """Of a model that failed the probe: is it training mode that changes what it computes?
+    """Raise a clearer error if training mode changes the outputs of a model that failed the probe.
 
     Raises:
         ModelError: it is; the message names activation checkpointing, which needs that mode.

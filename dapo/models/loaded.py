@@ -1,4 +1,4 @@
-"""What loading a model yields: the object that the learner and the embedded engine share."""
+"""A loaded model: the object that the learner and the embedded engine share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def decoder_of(model: Any) -> Any:
-    """The part of ``model`` that ends before its output head.
+    """Return the part of ``model`` that ends before its output head.
 
     ``get_decoder`` guesses, and returns the whole model where its guess fails (Llama 4); some models have none.
 

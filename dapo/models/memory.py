@@ -60,8 +60,8 @@ def forward_bytes(layer: LayerSizes, tokens: int, size: int) -> int:
 
 
 def head_bytes(rows: int, vocabulary: int, size: int) -> int:
-    """Bytes that one chunk of the output head needs: logits in the model's type and in float32, their log-softmax,
-    and three tensors of that size while entropy or gradient is computed."""
+    """Return the bytes that one chunk of the output head needs. They are logits in the model's type and in float32,
+    their log-softmax, and three tensors of that size while entropy or gradient is computed."""
     return rows * vocabulary * (size + 5 * 4)
 
 
@@ -71,7 +71,7 @@ _WORKSPACE = 32 * 2**20  # of cuBLAS, for the stream that recordings are made on
 
 
 def graph_bytes(layer: LayerSizes, layers: int, rows: int, longest: int, size: int, recordings: int) -> int:
-    """Bytes that recordings of decode steps (CUDA graphs) hold: an estimate, compared with no card yet.
+    """Return the bytes that recordings of decode steps (CUDA graphs) hold: an estimate, not compared with a GPU yet.
 
     They share the memory of what a step computes on the way: scores and their softmax in float32 and once more in the
     model's type, or gate and up and their product, beside the residual stream, queries, keys and values. What the

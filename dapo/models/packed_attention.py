@@ -57,7 +57,7 @@ class Bucket:
     length: int
 
     def view(self, padded: Tensor) -> Tensor:
-        """[padded tokens, heads, ...] -> [count, heads, length, ...]."""
+        """Reshape [padded tokens, heads, ...] to [count, heads, length, ...]."""
         stop = self.offset + self.count * self.length
         return padded[self.offset : stop].view(self.count, self.length, *padded.shape[1:]).transpose(1, 2)
 
@@ -221,7 +221,7 @@ class PackedContext:
         return torch.cat(outputs)
 
     def _looked_at(self, x: Tensor) -> Sequence[Tensor]:
-        """What each segment looks at of keys or values ``x`` [T, ...]: its prompt, then its own."""
+        """Return the keys or values ``x`` [T, ...] that each segment attends to: its prompt, then its own."""
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
             own = [x[segment.start : segment.stop] for segment in self.segments]
             return [
@@ -298,7 +298,7 @@ def _widen(x: Tensor, heads: int) -> Tensor:
 
 
 def _narrow(x: Tensor, kv_heads: int) -> Tensor:
-    """The gradient of ``_widen``."""
+    """Return the gradient of ``_widen``."""
     return x if x.shape[1] == kv_heads else x.view(len(x), kv_heads, -1, x.shape[-1]).sum(2)
 
 

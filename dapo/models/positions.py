@@ -1,7 +1,7 @@
 """Up to which position is a rotary embedding a function of the position alone?
 
 ``longrope`` (Phi-3-128k, Phi-4-mini, MiniCPM) and ``dynamic`` choose their frequencies by the largest position in the
-call, so behind a switching point a response's log-probabilities depend on what else stands in the batch: no trainer can
+call, so after a switching point a response's log-probabilities depend on the rest of the batch: no trainer can
 then tell a policy's change from a neighbour's length. The modules themselves are asked, not their names.
 """
 
@@ -46,7 +46,7 @@ def check_positions(name: str, limit: int | None, longest: int) -> None:
     if limit is not None and longest > limit:
         raise ModelError(
             f"{name} chooses its rotary frequencies by the longest sequence of a batch (rope type longrope or "
-            f"dynamic): beyond {limit} tokens a response's log-probabilities would depend on what stands beside it. "
+            f"dynamic): beyond {limit} tokens a response's log-probabilities would depend on the rest of the batch. "
             f"Prompt and response may grow to {longest} tokens here; lower rollout.max_response_tokens (and "
             f"validation.max_response_tokens) or data.max_prompt_tokens until they stay within {limit}, or set a rope "
             "type in config.json whose frequencies are fixed (llama3, yarn, linear)"
@@ -80,7 +80,7 @@ def _switching_point(module: Any, layer_type: str | None, farthest: int) -> int 
 
 
 def _rotation(module: Any, layer_type: str | None, tokens: int) -> list[Tensor]:
-    """What the first positions are rotated by in a call whose last position is ``tokens - 1``."""
+    """Return the rotation of the first positions in a call whose last position is ``tokens - 1``."""
     device = next(module.buffers()).device
     at = torch.cat([torch.arange(_FIRST), torch.tensor([tokens - 1])])[None].to(device)
     x = torch.empty(1, 1, device=device)

@@ -27,7 +27,7 @@ def exact_matmuls() -> Iterator[None]:
 
 
 def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` of two matrices, or of two batches of them, in low precision, with the sums left in float32.
+    """Multiply two matrices, or two batches of them, in low precision, with the sums left in float32.
 
     On CUDA the product of two bfloat16 numbers is exact in float32, and so is nothing rounded but the sums; elsewhere
     both are widened first, which gives the same.

@@ -67,7 +67,7 @@ def probe_length(loaded: LoadedModel) -> int:
 
 
 def unseen_threshold(loaded: LoadedModel) -> int | None:
-    """The smallest length at which attention may change and that ``probe`` could not afford to look beyond."""
+    """Return the smallest length at which attention may change and that ``probe`` could not afford to look beyond."""
     positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or 2**62
     most = _affordable(loaded)
     return next((t for t in _thresholds(loaded.model.config) if most < t + _BEYOND and t < positions), None)
@@ -89,7 +89,7 @@ def probe(loaded: LoadedModel) -> str | None:
         if long and (ahead := _looks_ahead(loaded, rows[-1], reference[-1])) > causal:
             return (
                 f"is not causal beyond some length: its own log-probabilities of the first tokens of {long} differ by "
-                f"up to {ahead:.2g} from those without the tokens behind them"
+                f"up to {ahead:.2g} from those without the tokens after them"
             )
         own = model.config._attn_implementation
         try:
@@ -122,7 +122,7 @@ def probe(loaded: LoadedModel) -> str | None:
 
 
 def _wrong_gradient(loaded: LoadedModel, rows: list[TokenRow], long: int) -> str | None:
-    """What is wrong with the gradient through packed rows; None: nothing, or there is none to look at."""
+    """Return the fault of the gradient through packed rows; None if it has none, or cannot be computed."""
     try:
         off = gradient_difference(loaded, rows, long)
     except (NotImplementedError, RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
@@ -175,7 +175,7 @@ def gradient_difference(loaded: LoadedModel, rows: list[TokenRow], long: int = 0
 
 
 def _probe_rows(vocabulary: int, long: int) -> list[TokenRow]:
-    """The rows of ``PROBE_GROUPS``; behind them, where ``long`` is not 0, a group whose last row has so many tokens."""
+    """Return the rows of ``PROBE_GROUPS``; if ``long`` is not 0, add a group whose last row has so many tokens."""
     random = np.random.default_rng(0)
     groups = (*PROBE_GROUPS, (3, (2, long - 3))) if long else PROBE_GROUPS
     rows = []
@@ -228,7 +228,8 @@ def _pair(loaded: LoadedModel, rows: list[TokenRow], reference: list[_Reference]
 
 
 def _looks_ahead(loaded: LoadedModel, row: TokenRow, whole: _Reference) -> float:
-    """Largest change, nats, of the own log-probabilities of ``row``'s first tokens when it ends behind them."""
+    """Return the largest change, nats, of the log-probabilities of ``row``'s first tokens when later tokens are cut
+    off."""
     first = replace(row, token_ids=row.token_ids[: SHORT - len(row.prompt_ids)])
     with repeating(loaded, whole.first(SHORT, loaded.device)):
         found = _own_logprobs(loaded, first, loaded.model)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def give_memory(model: nn.Module, device: torch.device) -> None:
     """Parameters on the meta device get memory on ``device``; every buffer keeps what it holds.
 
-    ``to_empty`` empties buffers as well, and nobody would read the rotations' frequencies again: they stand in no file.
+    ``to_empty`` empties buffers as well, and the rotations' frequencies are in no file to be read again.
     """
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
@@ -102,7 +102,7 @@ def _sources(
 
 
 def check_buffers(name: str, model: Any, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
-    """Buffers that stand in no file are what the architecture computes.
+    """Check that buffers without values in the files are what the architecture computes.
 
     Raises:
         ModelError: one is not: it would rotate or mask wrongly, and the loss would only be a little worse.
@@ -141,7 +141,7 @@ def _round(tensors: Any, dtype: torch.dtype) -> None:
 
 
 def _local_folder(name: str) -> Path:
-    """The folder itself, or where the hub's files of that name lie."""
+    """Return the folder itself, or the one with the hub's files of that name."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

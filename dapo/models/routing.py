@@ -33,7 +33,7 @@ EXTRA = "routes"
 
 @dataclass(slots=True)
 class Pass:
-    """What the routers do in one pass, and in what its backward pass computes again.
+    """Expert choices of one pass, and of the forward computation that its backward pass repeats.
 
     Args:
         wanted: [tokens, routers, k] choices to repeat; None: all are free.

@@ -14,7 +14,8 @@ from dapo.errors import ModelError, first_line, raise_for_machine
 
 
 def model_without_weights(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The model of a folder or hub name with its parameters on the meta device, and every buffer as it is computed.
+    """Return the model of a folder or hub name with its parameters on the meta device, and every buffer as it is
+    computed.
 
     Raises:
         ModelError: its configuration cannot be used.

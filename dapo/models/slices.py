@@ -1,4 +1,4 @@
-"""What of a tensor that is cut over ranks lies on this one: FSDP2 cuts along the first dimension, in their order."""
+"""A rank's slice of a tensor that is cut over ranks: FSDP2 cuts along the first dimension, in the ranks' order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """This rank's slice of a DTensor, the tensor itself of any other; writing to it writes to the model."""
+    """Return this rank's slice of a DTensor, the tensor itself of any other; writing to it writes to the model."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
@@ -21,7 +21,7 @@ def own_rows(tensor: Tensor) -> tuple[int, int]:
 
 
 def own_slice(whole: Tensor, like: Tensor) -> Tensor:
-    """What of ``whole`` belongs into this rank's slice of ``like``."""
+    """Return the part of ``whole`` that belongs into this rank's slice of ``like``."""
     if not isinstance(like, DTensor):
         return whole
     first, rows = own_rows(like)

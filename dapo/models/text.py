@@ -19,7 +19,7 @@ BYTES = len(SPECIAL) + 256
 
 
 def make_text_tokenizer(texts: Iterable[str] = (), vocabulary: int = BYTES, phrases: Sequence[str] = ()) -> Any:
-    """A byte-level tokenizer: any text becomes tokens, and from them the same text again.
+    """Make a byte-level tokenizer: any text becomes tokens, and from them the same text again.
 
     ``<pad>`` is id 0, ``<eos>`` 1, then come the 256 bytes and what is merged from them.
 
@@ -31,7 +31,7 @@ def make_text_tokenizer(texts: Iterable[str] = (), vocabulary: int = BYTES, phra
             prompt that says the same each time then costs one token and not a hundred.
 
     Raises:
-        ModelError: ``vocabulary`` has no room for the bytes, or a phrase is empty.
+        ModelError: ``vocabulary`` is too small for the bytes, or a phrase is empty.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE

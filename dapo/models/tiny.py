@@ -27,7 +27,7 @@ SIGNED_SUM_WORDS: tuple[str, ...] = (
 
 
 def make_word_tokenizer(words: Sequence[str] = SIGNED_SUM_WORDS) -> Any:
-    """A tokenizer in which every white-space separated word is one token.
+    """Make a tokenizer in which every white-space separated word is one token.
 
     ``<pad>`` is id 0, ``<eos>`` 1, ``<unk>`` 2; ``words`` follow in their order.
     """
@@ -107,7 +107,7 @@ def make_tiny_model(
 def _save_random(
     folder: Path, architecture: str, config: dict[str, Any], tokenizer: Any, seed: int, dtype: torch.dtype
 ) -> None:
-    """A model of that configuration with random weights, and its tokenizer; both name the same special tokens."""
+    """Save a model of that configuration with random weights, and its tokenizer; both name the same special tokens."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):

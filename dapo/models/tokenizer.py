@@ -51,7 +51,7 @@ def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
 
 
 def _is_here(name: str) -> bool:
-    """A folder, in the hub's cache, or a name that the hub could not have."""
+    """Return whether the name is a folder, in the hub's cache, or none that the hub could have."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -1,4 +1,4 @@
-"""What a model and its tokenizer say together: whether they belong to each other, what ends a response, what pads."""
+"""Checks of a model with its tokenizer: whether they belong together, what ends a response, what pads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stop_tokens_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def pad_token_of(model: Any, tokenizer: Any, stops: tuple[int, ...]) -> int:
-    """The id that fills padding. No mask is ever made from it, so a stop token or 0 does as well."""
+    """Return the id that fills padding. No mask is ever made from it, so a stop token or 0 does as well."""
     for candidate in (tokenizer.pad_token_id, getattr(model.config, "pad_token_id", None), *stops):
         if candidate is not None:
             break

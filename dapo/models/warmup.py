@@ -35,7 +35,7 @@ _WINDOW = 8  # batches sorted by length together: sorting all of them would put 
 
 @dataclass(frozen=True, slots=True)
 class WarmupSettings:
-    """What the student does, and how the model learns from it."""
+    """Behaviour of the student, and how the model learns from it."""
 
     examples: int
     max_terms: int = 8  # of the task's problems, which have at least 3
@@ -55,7 +55,7 @@ class WarmupSettings:
 
 
 def demonstrations(settings: WarmupSettings, seed: int, token_ids: Mapping[str, int], eos: int) -> list[Example]:
-    """The student's responses to ``settings.examples`` problems; recipes with small seeds never meet their set."""
+    """Return the student's responses to ``settings.examples`` problems; small seeds of recipes never meet their set."""
     examples: list[Example] = []
     for index in range(settings.examples):
         problem = make_problem(_FIRST_SEED + seed, index, max_terms=_max_terms(index, settings))
@@ -195,7 +195,7 @@ def _batches(
 def _collate(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Tokens and next-token targets, int64 [batch, longest], padded on the right.
 
-    No attention mask is needed: attention is causal, so no real token sees the padding behind it.
+    No attention mask is needed: attention is causal, so no real token sees the padding after it.
     """
     longest = max(len(prompt) + len(response) for prompt, response in examples)
     tokens = torch.zeros(len(examples), longest, dtype=torch.int64)

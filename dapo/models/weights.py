@@ -47,14 +47,14 @@ def model_tensors(model: Any) -> Mapping[str, Tensor]:
 
 
 def offer(model: Any) -> str:
-    """An address under which engines of this process find ``model``, for as long as somebody else holds it."""
+    """Return an address under which engines of this process find ``model``, for as long as its owner holds it."""
     address = f"{os.getpid()}-{next(_numbers)}"
     _offered[address] = model
     return address
 
 
 def offered(ticket: Ticket) -> Any:
-    """The model of a ticket whose route is ``shared``.
+    """Return the model of a ticket whose route is ``shared``.
 
     Raises:
         EngineError: it is gone, or was never in this process.
@@ -69,7 +69,7 @@ def offered(ticket: Ticket) -> Any:
 
 
 def tensors_of(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a ticket, under their names in the checkpoint. They have to be taken to the end.
+    """Yield the weights of a ticket, under their names in the checkpoint. Read them to the end.
 
     Args:
         ticket: of a route that leads to this process.
@@ -99,7 +99,7 @@ def tensors_of(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tens
 
 
 def unknown_route(ticket: Ticket, *known: str) -> EngineError:
-    """What to raise for a ticket that does not lead here."""
+    """Return the error for a ticket that cannot be read in this process."""
     return EngineError(
         f"the weights of version {ticket.version} come by route {ticket.route!r}; this engine takes "
         f"{' or '.join(map(repr, known))}: the learner has to be made with one of these"
@@ -135,7 +135,7 @@ class WeightFolder:
         self._sets: list[Path] = []
 
     def new(self, version: int) -> Path:
-        """The name of a new set, whose folder is not made yet."""
+        """Return the name of a new set, whose folder is not made yet."""
         # The number is of the set, not of the version: the same one may come twice.
         self._sets = [old for old in self._sets if old.exists()]
         self._sets.append(self._folder / f"{self._name}-{next(_numbers)}-v{version}")
@@ -211,13 +211,13 @@ def _make_folder(folder: Path) -> None:
 
 def _not_written(folder: Path, error: OSError) -> EngineError:
     return EngineError(
-        f"the weights could not be written to {folder} ({error}); make room, or name another folder that trainer and "
+        f"the weights could not be written to {folder} ({error}); free space, or name another folder that trainer and "
         "server both see in `rollout.server.weights_dir`"
     )
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """What ``write_weights`` wrote, or all ranks by ``write_part``, one tensor at a time.
+    """Yield the tensors that ``write_weights`` wrote, or all ranks by ``write_part``, one at a time.
 
     Raises:
         FileNotFoundError: at once, not with the first tensor; a rank's part may be what is missing.
@@ -234,7 +234,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:
-    """Of each tensor that ``read_weights`` gives; only the files' headers are read.
+    """Return the shape of each tensor that ``read_weights`` yields; only the files' headers are read.
 
     Raises:
         FileNotFoundError: no such folder, or a part of it is missing.

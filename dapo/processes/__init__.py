@@ -1,1 +1,1 @@
-"""Where hosts live (``dapo.processes.transport``): in the driver, in processes of this machine."""
+"""Processes that hold hosts (``dapo.processes.transport``): the driver, or others of this machine."""

@@ -1,7 +1,8 @@
-"""Files that a cluster's object store carries between machines: a room in memory that all hosts of a run share on each.
+"""Files that a cluster's object store carries between machines: a folder in memory that all hosts of a run share on
+each.
 
-A room is a folder of the same name on every machine. Whoever uses it holds a lock of it, which ends with its process:
-the last one deletes the room, and one whose users were all killed is deleted by whoever comes next.
+It is a folder of the same name on every machine. Each user holds a lock of it, which ends with the user's process:
+the last user deletes the folder, and the next program deletes one whose users were all killed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Content = NDArray[np.uint8]
 
 
 class Rooms:
-    """What one host's seat uses of them."""
+    """Shared folders as one Ray actor uses them."""
 
     def __init__(self) -> None:
         self._locks: dict[Path, Any] = {}
@@ -57,7 +58,7 @@ class Rooms:
         """Write files into a folder, unless they are there; older ones go. Of several hosts on a machine one writes.
 
         Raises:
-            OSError: there is no room for them.
+            OSError: the disk or memory is full.
         """
         target = Path(folder)
         self._enter(target.parent)
@@ -75,7 +76,7 @@ class Rooms:
             _delete_old(target.parent)
 
     def leave(self) -> None:
-        """Delete what nobody else uses."""
+        """Delete the folders that no other process uses."""
         while self._locks:
             room, lock = self._locks.popitem()
             with lock, suppress(OSError):
@@ -121,7 +122,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _delete_if_left(room: Path) -> None:
-    """A room of ours whose users are gone."""
+    """Delete one of dapo's folders if its users are gone."""
     with suppress(OSError):
         if room.stat().st_uid != os.getuid():
             return

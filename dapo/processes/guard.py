@@ -1,4 +1,4 @@
-"""Stands between the driver and one worker, so that nothing which the worker starts outlives it or the driver.
+"""Guard one worker for the driver, so that no process of the worker outlives it or the driver.
 
 Run as a file (``python -I -S guard.py LIFELINE CONNECTION MIB COMMAND...``) with the standard library alone: it must be
 there in no time and cannot be disturbed by what a reward imports. It starts COMMAND with a memory limit of MIB for each
@@ -28,7 +28,7 @@ _MIB = 1 << 20
 
 
 def main(lifeline: int, connection: int, memory_mib: int, command: list[str]) -> None:
-    """Run ``command`` until it ends or nobody wants it any more. Does not return."""
+    """Run ``command`` until it ends or the driver lets it go. Does not return."""
     driver = os.getppid()
     waking, wake = os.pipe()
     for end in (waking, wake):

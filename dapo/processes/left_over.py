@@ -1,4 +1,4 @@
-"""Temporary folders that tell whose they are: what a killed process left is deleted by whoever comes next.
+"""Temporary folders that name their owner: the next program deletes what a killed process left.
 
 The name has the owner's process number, and the owner holds a lock of the folder for as long as it lives. Both count,
 as a number means nothing in another container, and containers may share ``/dev/shm`` and ``/tmp``.
@@ -20,7 +20,7 @@ _OURS: dict[str, int] = {}
 
 
 def claim(make: Callable[[], str]) -> str:
-    """A new folder, held until ``leave`` or until this process ends, however it ends.
+    """Make a new folder, held until ``leave`` or until this process ends, however it ends.
 
     Args:
         make: Makes a folder and returns its path; called again where another process took the first for one that was
@@ -48,7 +48,7 @@ def claim(make: Callable[[], str]) -> str:
 
 
 def leave(folder: str) -> None:
-    """It is ours no more. Nothing happens for one that never was."""
+    """Give up a folder. Nothing happens if this process never held it."""
     descriptor = _OURS.pop(folder, None)
     if descriptor is not None:
         os.close(descriptor)

@@ -28,17 +28,17 @@ class LineCall:
 
 
 class Endpoint(Protocol):
-    """What a line asks."""
+    """Object that a line asks."""
 
     def ask(self, message: Any) -> Any:
-        """The answer, waited for.
+        """Send a message and return its answer.
 
         Raises:
             HostLost: there will be none, now or later.
         """
 
     def left(self) -> None:
-        """Nobody asks any more."""
+        """Take note that no more questions come."""
 
 
 class Line(threading.Thread):
@@ -53,7 +53,7 @@ class Line(threading.Thread):
         self._open: list[LineCall] = []  # asked and not answered, in order
 
     def put(self, message: Any) -> LineCall:
-        """A call, which the host is asked as soon as it is free."""
+        """Queue a call; the host is asked as soon as it is free."""
         call = LineCall(self, message)
         with self._told:
             if self._lost:
@@ -64,7 +64,7 @@ class Line(threading.Thread):
         return call
 
     def run(self) -> None:
-        """The thread."""
+        """Answer queued calls: the thread's function."""
         try:
             self._ask_all()
         finally:
@@ -110,7 +110,7 @@ def wait_for(told: threading.Condition, calls: Sequence[LineCall], every: bool, 
 
 
 def answer_of(told: threading.Condition, call: LineCall) -> Any:
-    """What the host's end gave, waited for.
+    """Return the answer of the host's end, after waiting for it.
 
     Raises:
         HostLost: the host was lost before.

@@ -57,10 +57,10 @@ class ProcessHost:
         return answer
 
     def left(self) -> None:
-        """The process is ended by its guard."""
+        """Leave the end of the process to its guard."""
 
     def let_go(self) -> None:
-        """Close the lifeline: the guard kills everything behind it."""
+        """Close the lifeline: the guard kills the worker and all that it started."""
         if not self._killed:
             self._killed = True
             self.line.lose(f"{self.name} was killed by the driver")
@@ -86,7 +86,7 @@ class ProcessHost:
         return f"{who} {how}{self._printed()}"
 
     def _printed(self) -> str:
-        """Where to read what it printed, if it printed anything."""
+        """Return a hint to the host's printed output, if it printed anything."""
         if self.output is None:
             return ""
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What transports share whose hosts are asked by lines and whose calls travel pickled."""
+"""Common code of transports whose hosts are asked by lines and whose calls are pickled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PackedTransport(ABC, Generic[H]):
         self._told = threading.Condition()
 
     def call(self, host: H, method: str, *args: Any) -> LineCall:
-        """Pickled now: whoever changes an argument afterwards changes nothing."""
+        """Queue a call, pickled now: later changes of its arguments have no effect."""
         return host.line.put(packed((method, args)))
 
     def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
@@ -36,7 +36,7 @@ class PackedTransport(ABC, Generic[H]):
         return wait_for(self._told, calls, every, timeout)
 
     def answer(self, call: LineCall) -> bytes:
-        """What a host answered, as it travels.
+        """Return a host's answer in pickled form.
 
         Raises:
             HostLost: the host was lost before it answered.
@@ -45,7 +45,7 @@ class PackedTransport(ABC, Generic[H]):
         return answer
 
     def get(self, call: LineCall) -> Any:
-        """What the host's method returned."""
+        """Return what the host's method returned."""
         fine, value = unpacked(self.answer(call))
         if not fine:
             raise value

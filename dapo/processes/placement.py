@@ -1,4 +1,4 @@
-"""Where ranks and engines go on a cluster: bundles of processors and devices, as placement groups take them. Pure."""
+"""Plan where ranks and engines go on a cluster: bundles of processors and devices for placement groups. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one host takes of its bundle."""
+    """Share that one host takes of its bundle."""
 
     bundle: int
     cpus: float
@@ -24,7 +24,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What one machine has to have free."""
+    """Resources that must be free on one machine."""
 
     cpus: float
     gpus: float
@@ -40,7 +40,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of a run: its bundles, and the place of each host by its name."""
+    """Bundles of a run, and the place of each host by its name."""
 
     bundles: tuple[Bundle, ...]
     places: Mapping[str, Place]
@@ -74,7 +74,8 @@ class Node:
 
 
 def missing(nodes: Sequence[Node], wanted: int | None, gpus: int | None) -> str:
-    """What a cluster lacks of so many machines with so many devices each; "" where it has them, or None is wanted."""
+    """Return what a cluster lacks of so many machines with so many devices each; "" if it lacks nothing, or ``wanted``
+    is None."""
     fitting = sum(gpus is None or node.gpus >= gpus for node in nodes)
     enough = fitting >= wanted if wanted is not None else fitting == len(nodes)
     if enough:
@@ -94,7 +95,7 @@ def await_machines(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[Node]:
-    """The machines of a cluster once they have come; looked for once a second.
+    """Wait for the machines of a cluster and return them; looks once a second.
 
     Args:
         look: gives those that are there.
@@ -178,7 +179,7 @@ def _wide_places(ranks: Sequence[str], engines: Sequence[str], cpus: float, widt
 
 
 def misfit(plan: Plan, nodes: Sequence[Node]) -> str:
-    """Why the plan cannot be placed on these machines, even if nobody else used them; "" if it can.
+    """Return why the plan cannot be placed on these machines, even if they were idle; "" if it can.
 
     Largest bundles go first, each to the machine that has least left and takes it: what cannot be placed is always
     seen, and with bundles of one kind only that.
@@ -202,7 +203,7 @@ def misfit(plan: Plan, nodes: Sequence[Node]) -> str:
 
 
 def too_small(why: str, address: str) -> str:
-    """What to do about a plan that does not fit (``misfit``) the cluster at ``address``."""
+    """Return the next move for a plan that does not fit (``misfit``) the cluster at ``address``."""
     return (
         f"the Ray cluster at {address} is too small for this recipe: it wants {why}. Add machines, ask for fewer "
         "(learner.ranks, rollout.engines), or let them share processors (cluster.cpus_per_host)"

@@ -147,7 +147,7 @@ class RayCluster:
         return transport
 
     def where(self) -> dict[str, str]:
-        """The machine of each host that has started, by the host's name."""
+        """Return the machine of each host that has started, by the host's name."""
         return {name: machine for one in self._transports for name, machine in one.where().items()}
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class RayHost:
                     raise
 
     def left(self) -> None:
-        """Nobody asks any more: the actor is killed by the transport."""
+        """Do nothing: the transport kills the actor."""
 
     def collect(self, folder: str) -> tuple[Any, Any]:
         """Have the files of a folder of its machine put into the object store: what went wrong, and they, to come."""
@@ -310,7 +310,7 @@ class RayTransport(PackedTransport[RayHost]):
         return host.placed
 
     def call(self, host: RayHost, method: str, *args: Any) -> LineCall:
-        """Pickled now: whoever changes an argument afterwards changes nothing. What a ticket has shipped goes ahead."""
+        """Queue a call, pickled now: later changes of its arguments have no effect. A ticket's files are sent first."""
         shipped = [arg.shipment for arg in args if isinstance(arg, Ticket) and arg.shipment is not None]
         if not shipped:
             return super().call(host, method, *args)
@@ -337,7 +337,7 @@ class RayTransport(PackedTransport[RayHost]):
         return tuple(content for _, content in asked)
 
     def where(self) -> dict[str, str]:
-        """The machine of each host that has started."""
+        """Return the machine of each host that has started."""
         return {host.name: host.seated.machine for host in self._hosts if host.seated is not None}
 
     def _end(self, hosts: Sequence[RayHost]) -> None:
@@ -434,7 +434,7 @@ def _join(address: str, folder: str | None) -> None:
 
 
 def _leave(life: Life | None, joined: bool) -> None:
-    """Ray waits for a last answer of the head: for ever, if that stands still."""
+    """Leave the cluster. Ray waits for a last answer of the head, without a limit if the head hangs."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     if joined:
         with _signals_kept():

@@ -1,7 +1,7 @@
-"""A Ray cluster of this machine alone, for one program: behind a guard, so that nothing of it is left afterwards.
+"""A Ray cluster of this machine alone, for one program: a guard ends all of it afterwards.
 
 Ray's processes find each other in a folder with a short path (their sockets' names may have 107 letters). They listen
-on the machine's own address and would run whatever anybody sends, so they take calls with a token alone, which this
+on the machine's own address and would run whatever is sent, so they take calls with a token alone, which this
 program makes up. Ray reads whether there is one when it is imported: nothing here imports it.
 """
 
@@ -36,7 +36,7 @@ _TOKEN = secrets.token_hex(32)
 """One for the life of this program: Ray's libraries read it once."""
 OUTLIVING = "RAY_gcs_rpc_server_reconnect_timeout_s"
 TOLD = "RAY_task_events_report_interval_ms"
-"""Each call is told to the head by default, for Ray's dashboard, which a cluster of ours does not have; the head keeps
+"""By default each call is reported to the head, for Ray's dashboard, which dapo's cluster lacks; the head keeps
 4 KiB of it."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -120,15 +120,15 @@ class OwnCluster:
 
 
 def outlive_head() -> None:
-    """Called before ray is imported: let this program, and a cluster that it starts, do without a head for as long as
-    a step may take. By Ray's default each process ends itself a minute after the head."""
+    """Let this program, and a cluster that it starts, do without a head for as long as a step may take. Call it before
+    ray is imported: by Ray's default each process ends itself a minute after the head."""
     os.environ.setdefault(OUTLIVING, "86400")
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         os.environ.setdefault(name, "0")
 
 
 def _unstarted(said: str) -> str:
-    """What was tried, and the next move."""
+    """Return what was tried, and the next move."""
     cores = core_count()
     return (
         f"the Ray cluster of this machine did not start in {_ATTEMPTS} attempts; the last one ended with: {said}. "

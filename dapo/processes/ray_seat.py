@@ -1,4 +1,4 @@
-"""What a Ray actor holds for a run: one host, in a process of its own behind a guard, as on the driver's machine.
+"""The contents of a Ray actor: one host, in its own process with a guard, as on the driver's machine.
 
 So a host on a cluster prints into a file of its own, is ended with all that it started, and says how it ended, by the
 very code that does so without Ray (``dapo.processes.local``). It ends with its actor: when Ray kills that, when the
@@ -44,7 +44,7 @@ def passed_on() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a seat is told first."""
+    """First message to an actor."""
 
     name: str
     make: bytes  # packed (make, args) of the host's spec, which the seat does not unpack
@@ -69,7 +69,7 @@ def order_of(spec: HostSpec, *, devices: str | None, output: str | None) -> Orde
 
 @dataclass(frozen=True, slots=True)
 class Seated:
-    """What it answers."""
+    """Answer to an order."""
 
     process: int  # of the host
     machine: str
@@ -116,7 +116,7 @@ class Seat:
         return "", Seated(self._host.process, machine)
 
     def ask(self, message: bytes) -> tuple[str, bytes]:
-        """A call of the host's, and its answer; or how the host was lost."""
+        """Call the host and return its answer, or how the host was lost."""
         assert self._transport is not None
         assert self._host is not None
         try:
@@ -137,7 +137,7 @@ class Seat:
         return self.ask(message)
 
     def collect(self, folder: str) -> tuple[str, dict[str, Content]]:
-        """The files of a folder of this machine, which goes; or why they cannot be had."""
+        """Return and delete the files of a folder of this machine; or return why they cannot be had."""
         try:
             return "", self._rooms.collect(folder)
         except OSError as error:

@@ -15,7 +15,7 @@ from dapo.system import end_with_parent_if_asked
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A value that was pickled once; whoever unpickles this has the value itself."""
+    """A value that was pickled once; unpickling this gives the value itself."""
 
     content: bytes
 
@@ -41,7 +41,8 @@ def main(descriptor: int) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """The first message says what to make and is answered with our process id; all others are calls."""
+    """Serve a connection. The first message names what to make and is answered with the process id; all others are
+    calls."""
     thing: Any = None
     broken: bytes | None = None
     first = connection.recv_bytes()
@@ -68,7 +69,7 @@ def _answer(thing: Any, message: bytes) -> bytes:
 
 
 def _failure(error: BaseException) -> bytes:
-    """The error itself where it can travel, else its words. Where it was raised is printed."""
+    """Pickle the error if possible, else its words. Its traceback is printed."""
     traceback.print_exc(file=sys.stderr)
     if isinstance(error, Exception):
         try:

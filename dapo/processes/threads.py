@@ -1,4 +1,4 @@
-"""Hosts in threads of the driver: for those that only wait for somebody else, such as a server's client."""
+"""Hosts in threads of the driver, for hosts that only wait for another program, such as a server's client."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ThreadTransport:
         self._hosts: list[ThreadHost] = []
 
     def start(self, spec: HostSpec) -> ThreadHost:
-        """The thread makes the object."""
+        """Start a thread that makes the object."""
         host = ThreadHost(spec, self._told)
         self._hosts.append(host)
         return host
@@ -70,23 +70,23 @@ class ThreadTransport:
         return wait_for(self._told, calls, every, timeout)
 
     def get(self, call: LineCall) -> Any:
-        """What the host's method returned."""
+        """Return what the host's method returned."""
         fine, value = answer_of(self._told, call)
         if not fine:
             raise value
         return value
 
     def put(self, value: Any) -> Any:
-        """The value itself."""
+        """Return the value itself."""
         return value
 
     def kill(self, host: ThreadHost) -> None:
-        """Hear it no more. It is told to ``close``, where it knows how, as soon as it has done with what it is at."""
+        """Drop a host. Its ``close``, if it has one, is called as soon as its present call has ended."""
         host.let_go()
         if host in self._hosts:
             self._hosts.remove(host)
 
     def close(self) -> None:
-        """Hear nobody any more."""
+        """Drop all hosts."""
         for host in list(self._hosts):
             self.kill(host)

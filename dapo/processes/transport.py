@@ -19,7 +19,7 @@ class HostLost(DapoError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """What a host is made of. It may have to travel: ``make`` is found by its name, and ``args`` are pickled."""
+    """Object to make as a host. A spec may be pickled: ``make`` is found by its name, and ``args`` are pickled."""
 
     name: str  # unique among the living hosts of a transport, such as "engine-1": for messages and files
     make: Callable[..., Any]  # called where the host lives; what it returns is the object that calls ask
@@ -41,13 +41,13 @@ class Transport(Protocol):
     """Starts hosts and asks them. Used by one thread.
 
     A host answers its calls one after another, in the order in which they were made; different hosts may work at the
-    same time. What travels is the receiver's from then on: nobody writes to an argument after ``call`` or to an answer
+    same time. What travels is the receiver's from then on: do not write to an argument after ``call`` or to an answer
     after it was given.
     """
 
     def start(self, spec: HostSpec) -> Host:
-        """A new host, at once: its object may still be in the making. What ``make`` raises, ``get`` raises of every
-        call.
+        """Start a host and return it at once: its object may not be made yet. If ``make`` raises, every ``get`` raises
+        the same.
 
         Raises:
             ClusterError, OSError: the cluster or the machine starts nothing more.
@@ -57,7 +57,7 @@ class Transport(Protocol):
         """Ask, and do not wait: neither for the answer nor for a host that does not read."""
 
     def wait(self, calls: Sequence[Call], *, every: bool = False, timeout: float | None = None) -> list[int]:
-        """Indices of the calls that ``get`` would answer (or refuse) at once, rising.
+        """Return the indices of the calls that ``get`` would answer (or refuse) at once, rising.
 
         Waits until there is one (with ``every``: until all are), at most ``timeout`` seconds; then what there is,
         perhaps nothing. Where hosts live in the driver's process, waiting is what makes them work: at least one call is
@@ -65,7 +65,7 @@ class Transport(Protocol):
         """
 
     def get(self, call: Call) -> Any:
-        """The answer, waited for.
+        """Return the answer, after waiting for it.
 
         Raises:
             HostLost: the host was lost before it answered.

@@ -1,7 +1,7 @@
-"""Whether a process of a cluster lives, seen by connections to it: they end with the process, or with the machine.
+"""Watch a cluster's processes by connections, which end with the process or its machine.
 
 Ray says nothing of a head that is gone before it ends the program that waits for it, and nothing at all of one that
-stands still. Nothing here imports it.
+hangs. Nothing here imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _End(Enum):
-    """Of a connection."""
+    """End of a watched connection."""
 
     CLOSED = "there is to be no further look"
     THEIRS = "the other side ended it"
@@ -43,8 +43,8 @@ _SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 def unanswered(address: str, patience: float = _ANSWER) -> str:
-    """Why nobody takes a connection at ``HOST:PORT`` within ``patience`` seconds; "" where somebody does, or where the
-    address names no port. Ray itself waits two minutes for a head that is not there."""
+    """Return why no process takes a connection at ``HOST:PORT`` within ``patience`` seconds. Returns "" if one does, or
+    if the address names no port. Ray itself waits two minutes for a head that is not there."""
     host, _, port = address.rpartition(":")
     if "://" in address or not port.isdecimal():
         return ""
@@ -54,16 +54,16 @@ def unanswered(address: str, patience: float = _ANSWER) -> str:
             socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
         except (OSError, OverflowError) as error:
             if time.monotonic() >= until:
-                return f"nobody answered there for {patience:g} s ({getattr(error, 'strerror', None) or error})"
+                return f"nothing answered there for {patience:g} s ({getattr(error, 'strerror', None) or error})"
             time.sleep(min(_BETWEEN, max(0.0, until - time.monotonic())))
         else:
             return ""
 
 
 class Watch:
-    """A thread that holds a connection and tells once that nobody takes it any more, or that nobody greets it.
+    """Thread that holds a connection and reports once that its other end is gone, or no longer greets.
 
-    Ray's processes greet whoever connects at once (HTTP/2 begins with the server's settings), so each new connection
+    Ray's processes greet each client at once (HTTP/2 begins with the server's settings), so each new connection
     asks whether they work. Where the first one is not greeted, as with TLS, none is waited for: a process that stands
     still is not seen then.
     """
@@ -128,7 +128,7 @@ class Watch:
 
     @staticmethod
     def _heard(connection: socket.socket) -> bytes:
-        """What was said; nothing where it has ended."""
+        """Return the bytes received; none if the connection has ended."""
         with suppress(OSError):
             return connection.recv(4096)
         return b""
@@ -140,7 +140,7 @@ class Watch:
 
 
 class Life:
-    """Of a cluster: two processes are watched, without which nothing starts on it.
+    """Watch of a cluster's two processes without which nothing starts on it.
 
     Attributes:
         address: of its head.
@@ -157,7 +157,7 @@ class Life:
         ]
 
     def asked(self, question: Callable[[], T]) -> T:
-        """What the head answers: who asks one that is gone may wait for ever.
+        """Return the head's answer. Without this watch, a question to a lost head may wait without end.
 
         Raises:
             ClusterError: the cluster is lost, now or meanwhile.

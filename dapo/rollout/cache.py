@@ -213,6 +213,12 @@ class SlotCache:
             slots = self._slot[seats[chosen]].tolist()  # known here: reading them back would wait for the device
             self.pools[pool].fill(slots, rows[chosen].tolist(), prefilled.kv[..., :width, :])
 
+    def copy_of(self, seat: int) -> Tensor:
+        """Keys and values of a response's tokens [layers, 2 (key, value), kv heads, tokens, head_dim]."""
+        pool = self.pools[self._pool[seat]]
+        kv: Tensor = pool.kv[:, :, self._slot[seat], :, : self.length[seat]]
+        return kv.clone()
+
     def remove(self, seats: IntArray, *, wipe: bool = False) -> None:
         """Free the slots of ``seats``. ``wipe`` clears their keys and values, for rows that went non-finite."""
         for index, slot in zip(self._pool[seats].tolist(), self._slot[seats].tolist(), strict=True):

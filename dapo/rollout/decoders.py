@@ -23,6 +23,7 @@ from dapo.rollout import fused
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.fused import FusedDecoder
 from dapo.rollout.generic import GenericDecoder, sampling_mode
+from dapo.rollout.kept import Past
 from dapo.rollout.pools import CacheShape, Prefilled
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,11 @@ class Decoder(Protocol):
     def stale(self) -> list[str]:
         """Return the names of derived tensors that do not follow from the present weights."""
 
-    def prefill(self, tokens: Tensor, lengths: list[int]) -> Prefilled:
-        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded."""
+    def prefill(self, tokens: Tensor, lengths: list[int], past: Past | None = None) -> Prefilled:
+        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded.
+
+        With ``past`` they follow its tokens, and the keys and values are those of all tokens.
+        """
 
     def decode(self, tokens: Tensor, batch: DecodeBatch) -> Tensor:
         """Logits [rows, vocabulary] of the token after ``tokens`` [rows], which enter the cache."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -29,17 +29,20 @@ from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.fused import FusedDecoder
 from dapo.rollout.graphs import StepGraphs, make_graphs
 from dapo.rollout.inbox import EngineInbox, check_idle, lost_to_the_machine
+from dapo.rollout.kept import Kept, KeptSlots, Past
 from dapo.rollout.pools import Prefilled
 from dapo.rollout.requests import Gate, sequence_of, token_count
 from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import Candidates, Law, draw_mixed
-from dapo.rollout.slots import check_slots, choose_slots
+from dapo.rollout.slots import check_slots, choose_slots, kept_bytes
 from dapo.rollout.traffic import read, send
 from dapo.rollout.weights import take_weights, tensor_sums
 from dapo.types.batch import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.types.enums import FinishReason
 
 PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
+
+_T = TypeVar("_T")
 
 
 class EmbeddedEngine:
@@ -55,6 +58,7 @@ class EmbeddedEngine:
         recompute_cache: After a ``load`` that keeps live responses, compute their keys and values with the new weights.
             False: those of the old weights stay, and later log-probabilities are those of no version.
         record_routes: Give the experts of each token with a response (``dapo.models.routing``).
+        keeps: Requests will ask to keep their slots; False: none is kept, and on a GPU no memory is planned for them.
 
     Raises:
         EngineError: The model cannot be decoded here (the message names ``rollout.engine: generate``), a CUDA device
@@ -72,13 +76,15 @@ class EmbeddedEngine:
         cuda_graphs: bool | None = None,
         recompute_cache: bool = True,
         record_routes: bool = False,
+        keeps: bool = False,
     ) -> None:
         self._loaded = loaded
         self.shares_weights = shares_weights
         self._decoder = choose_decoder(loaded)
         shape = self._decoder.shape
-        self.capacity = slots or choose_slots(loaded, shape, longest, reserve)
-        check_slots(self.capacity, loaded, shape, longest, reserve)
+        self.capacity = slots or choose_slots(loaded, shape, longest, reserve, keeps=keeps)
+        check_slots(self.capacity, loaded, shape, longest, reserve, keeps=keeps)
+        self.kept = KeptSlots(kept_bytes(self.capacity, loaded, shape, longest) if keeps else 0)
         self._longest, self._recompute_cache = longest, recompute_cache
         self._routing = _routing_of(loaded) if record_routes else None
         like = loaded.model.get_input_embeddings().weight
@@ -149,8 +155,9 @@ class EmbeddedEngine:
         return self._inbox.hand_out(events)
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
-        """Take back responses with the tokens made so far. Keys unknown here are ignored."""
+        """Take back responses with the tokens made so far, and let kept slots go. Keys unknown here are ignored."""
         named = self._inbox.names(keys)
+        self.kept.drop(None if keys is None else named)
         events, waited = self._inbox.take_back(named, self.clock)
         for request in waited:
             self._no_longer_waiting(sequence_of(request).tobytes())
@@ -160,7 +167,7 @@ class EmbeddedEngine:
     @torch.inference_mode()
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Take new weights. With ``keep``, live responses go on: their keys and values are computed with the new
-        weights, unless ``recompute_cache`` is False.
+        weights, unless ``recompute_cache`` is False. Kept slots are let go.
 
         Raises:
             EngineError: ``abort`` while responses are unfinished, weights that do not lead here or do not fit, or
@@ -170,6 +177,7 @@ class EmbeddedEngine:
         take_weights(self._loaded.model, ticket, self.shares_weights)
         self._decoder.refresh()
         self._prefilled.clear()
+        self.kept.drop()
         self._candidates.forget()
         self.version = ticket.version
         self._roster.new_version(ticket.version)
@@ -195,6 +203,7 @@ class EmbeddedEngine:
 
     def sleep(self) -> None:
         """Hand the cache's memory to the learner, on a GPU and unless responses live in it. A CPU's cache stays."""
+        self.kept.drop()
         if not self._cache.fixed:
             return
         self._batch = self._tokens = None
@@ -270,6 +279,10 @@ class EmbeddedEngine:
         if not len(seats):
             return []
         self._batch = None
+        if finish is None:
+            for seat, key in self._roster.to_keep(seats):
+                held = self._roster.sequence(seat)[: self._cache.length[seat]]
+                self.kept.keep(key, held, self._cache.copy_of(seat))
         self._cache.remove(seats, wipe=finish is FinishReason.FAILED)
         return self._roster.release(seats, self.clock, finish, reason)
 
@@ -281,28 +294,38 @@ class EmbeddedEngine:
             return []
         requests = [self._inbox.queue.pop() for _ in range(min(free, waiting))]
         names = [sequence_of(request).tobytes() for request in requests]
+        kept = {i: found for i, request in enumerate(requests) if (found := self.kept.take(request)) is not None}
+        fresh = [i for i in range(len(names)) if i not in kept]
         try:
-            self._prefill([name for name in dict.fromkeys(names) if name not in self._prefilled])
+            self._prefill([name for name in dict.fromkeys(names[i] for i in fresh) if name not in self._prefilled])
+            starts = list(self._continued(names, kept))
         except BaseException:  # out of memory, Ctrl-C: ``abort`` still gives everything back
             for request in requests:
                 self._inbox.queue.push(request)
             raise
-        events: list[SampleEvent] = []
-        source: dict[int, Prefilled] = {id(p): p for p, _ in (self._prefilled[name] for name in names)}
+        source: dict[int, Prefilled] = {id(p): p for p, _ in (self._prefilled[names[i]] for i in fresh)}
         for prefilled in source.values():
-            chosen = [i for i, name in enumerate(names) if self._prefilled[name][0] is prefilled]
-            rows = np.array([self._prefilled[names[i]][1] for i in chosen], dtype=np.int64)
+            chosen = [i for i in fresh if self._prefilled[names[i]][0] is prefilled]
+            starts.append((chosen, prefilled, [self._prefilled[names[i]][1] for i in chosen]))
+        events: list[SampleEvent] = []
+        for chosen, prefilled, rows in starts:
             lengths = np.array([token_count(names[i]) for i in chosen], dtype=np.int64)
-            seats = self._roster.seat([requests[i] for i in chosen], self.version)
-            self._cache.insert(seats, lengths, prefilled, rows)
-            self._batch = None
-            if (routes := prefilled.routes) is not None:
-                self._roster.add_routes(seats, [routes[row, :n] for row, n in zip(rows, lengths, strict=True)])
-            logits = prefilled.logits.index_select(0, send(rows, self._loaded.device))
-            events += self._sample(seats, logits, self._uniform(seats))
+            events += self._begin([requests[i] for i in chosen], lengths, prefilled, np.array(rows, dtype=np.int64))
         for name in names:
             self._no_longer_waiting(name)
         return events
+
+    def _begin(
+        self, requests: Sequence[SampleRequest], lengths: IntArray, prefilled: Prefilled, rows: IntArray
+    ) -> list[SampleEvent]:
+        """Begin requests of ``lengths`` tokens, which are ``rows`` of ``prefilled``, and make their first token."""
+        seats = self._roster.seat(requests, self.version)
+        self._cache.insert(seats, lengths, prefilled, rows)
+        self._batch = None
+        if (routes := prefilled.routes) is not None:
+            self._roster.add_routes(seats, [routes[row, :n] for row, n in zip(rows, lengths, strict=True)])
+        logits = prefilled.logits.index_select(0, send(rows, self._loaded.device))
+        return self._sample(seats, logits, self._uniform(seats))
 
     def _following(self) -> AbstractContextManager[Pass | None]:
         """Record what the routers choose, where that is asked for."""
@@ -332,25 +355,54 @@ class EmbeddedEngine:
 
     def _computed(self, names: list[bytes]) -> Iterator[tuple[list[bytes], Prefilled]]:
         """Yield the named sequences in passes of similar length, each with its result: row i is the i-th name."""
-        ordered = sorted(names, key=len)
-        start = 0
-        while start < len(ordered):
-            stop = start + 1
-            while stop < len(ordered) and (stop + 1 - start) * token_count(ordered[stop]) <= PREFILL_TOKENS:
-                stop += 1
-            part = [np.frombuffer(name, dtype=np.int64) for name in ordered[start:stop]]
-            lengths = [len(tokens) for tokens in part]
-            padded = np.zeros((len(part), lengths[-1]), dtype=np.int64)
-            for row, tokens in zip(padded, part, strict=True):
-                row[: len(tokens)] = tokens
-            with self._following() as made:
-                prefilled = self._decoder.prefill(send(padded, self._loaded.device), lengths)
-            if made is not None:
-                routes = made.routes().cpu().numpy()
-                prefilled.routes = routes.reshape(*padded.shape, *routes.shape[1:])
-            self._stats["prefill_tokens"] += sum(lengths)
-            yield ordered[start:stop], prefilled
-            start = stop
+        for part in _passes(sorted(names, key=len), token_count):
+            yield part, self._pass([np.frombuffer(name, dtype=np.int64) for name in part])
+
+    def _continued(
+        self, names: list[bytes], kept: Mapping[int, Kept]
+    ) -> Iterator[tuple[list[int], Prefilled, list[int]]]:
+        """Compute, each once, the sequences of which a slot was kept, in passes of similar length.
+
+        Yields:
+            Of each pass the indices in ``names`` that it is for, its result, and their rows in that.
+        """
+        slots = {names[i]: slot for i, slot in kept.items()}  # members of a group may have equal sequences
+        new = {name: token_count(name) - len(slot.tokens) for name, slot in slots.items()}
+        for part in _passes(sorted(slots, key=lambda name: (new[name], len(name))), token_count):
+            tokens = [np.frombuffer(name, dtype=np.int64)[-new[name] :] for name in part]
+            chosen = [i for i in kept if names[i] in part]
+            yield chosen, self._pass(tokens, [slots[name] for name in part]), [part.index(names[i]) for i in chosen]
+
+    def _pass(self, part: Sequence[IntArray], kept: Sequence[Kept] = ()) -> Prefilled:
+        """Compute sequences in one pass; with ``kept``, only the tokens that follow those slots."""
+        lengths = [len(tokens) for tokens in part]
+        padded = np.zeros((len(part), max(lengths)), dtype=np.int64)
+        for row, tokens in zip(padded, part, strict=True):
+            row[: len(tokens)] = tokens
+        past = Past([slot.kv for slot in kept], max(lengths)) if kept else None
+        with self._following() as made:
+            prefilled = self._decoder.prefill(send(padded, self._loaded.device), lengths, past)
+        if made is not None:
+            routes = made.routes().cpu().numpy()
+            routes = routes.reshape(*padded.shape, *routes.shape[1:])
+            prefilled.routes = routes if past is None else past.behind(routes)
+        # The newest token of a kept slot is one of the model's own, which is computed now for the first time.
+        self._stats["prefill_tokens"] += sum(lengths) - sum(slot.whole for slot in kept)
+        return prefilled
+
+
+def _passes(ordered: Sequence[_T], tokens: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Cut what is to be computed, in order of length, into passes of at most ``PREFILL_TOKENS`` padded tokens."""
+    start = 0
+    while start < len(ordered):
+        stop, widest = start + 1, tokens(ordered[start])
+        while stop < len(ordered):
+            widest = max(widest, tokens(ordered[stop]))
+            if (stop + 1 - start) * widest > PREFILL_TOKENS:
+                break
+            stop += 1
+        yield list(ordered[start:stop])
+        start = stop
 
 
 def _routing_of(loaded: LoadedModel) -> Routing:

@@ -46,6 +46,7 @@ class EngineSpec:
     server: ServerAccess | None = None  # for vllm_server
     adapter: bool = False  # the learner sends the adapter of ``model.lora`` by itself
     record_routes: bool = False  # give the experts of each token
+    keeps: bool = False  # an environment answers between two parts of a response
 
 
 def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_weights: bool = False) -> Engine:
@@ -111,6 +112,7 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
         cuda_graphs=rollout.embedded.cuda_graphs,
         recompute_cache=rollout.embedded.recompute_cache,
         record_routes=spec.record_routes,
+        keeps=spec.keeps,
     )
 
 

@@ -27,6 +27,7 @@ from dapo.models.checksum import same_bits
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import DecodeBatch
 from dapo.rollout.graphs import StepGraphs
+from dapo.rollout.kept import Past
 from dapo.rollout.pools import CacheShape, Prefilled
 from dapo.rollout.traffic import send
 
@@ -286,23 +287,28 @@ class FusedDecoder:
     def _logits(self, x: Tensor) -> Tensor:
         return self._loaded.head(F.rms_norm(x, x.shape[1:], self._model.norm.weight, self._eps)).float()
 
-    def prefill(self, tokens: Tensor, lengths: Sequence[int]) -> Prefilled:
-        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded."""
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], past: Past | None = None) -> Prefilled:
+        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded, behind ``past``."""
         rows, length = tokens.shape
         shape = self.shape
-        kept = torch.empty(
-            (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim), dtype=shape.dtype, device=shape.device
-        )
+        size = (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim)
+        kept = torch.empty(size, dtype=shape.dtype, device=shape.device) if past is None else past.kv
+        mask = None if past is None else past.visible()
 
         def attend(layer: int, query: Tensor, kv: Tensor) -> Tensor:
-            by_row = kv.view(rows, length, 2, shape.kv_heads, shape.head_dim)
-            kept[layer] = by_row.permute(2, 0, 3, 1, 4)
+            by_row = kv.view(rows, length, 2, shape.kv_heads, shape.head_dim).permute(2, 0, 3, 1, 4)
+            if past is None:
+                kept[layer] = by_row
+            else:
+                past.write(layer, by_row[0], by_row[1])
             q = query.view(rows, length, -1, shape.head_dim).transpose(1, 2)
-            out = causal_attention(q, kept[layer, 0], kept[layer, 1], scaling=1.0)
+            out = causal_attention(q, kept[layer, 0], kept[layer, 1], 1.0, mask)
             return out.transpose(1, 2).reshape(rows * length, -1)
 
-        self._reach(length)
+        self._reach(kept.shape[4])
         positions = torch.arange(length, device=shape.device).repeat(rows)
+        if past is not None:
+            positions = past.positions.reshape(-1)
         x = self._forward(tokens.reshape(-1), self._turns(positions), attend)
         last = send(np.arange(rows) * length + np.array(lengths) - 1, shape.device)
         return Prefilled(kept, self._logits(x.index_select(0, last)))

@@ -18,6 +18,7 @@ from dapo.errors import EngineError
 from dapo.models import attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import DecodeBatch
+from dapo.rollout.kept import Past
 from dapo.rollout.pools import CacheShape, Prefilled
 from dapo.rollout.traffic import send
 
@@ -32,9 +33,10 @@ def _refuse_unknown(options: dict[str, Any]) -> None:
 
 
 class _PrefillContext:
-    """Plain causal attention over right-padded rows; keeps each layer's keys and values."""
+    """Plain causal attention over right-padded rows, behind a past; keeps each layer's keys and values."""
 
-    def __init__(self) -> None:
+    def __init__(self, past: Past | None = None) -> None:
+        self._past = past
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -43,10 +45,14 @@ class _PrefillContext:
     ) -> Tensor:
         _refuse_unknown(options)
         layer: Any = module.layer_idx
-        self.keys[layer], self.values[layer] = key, value
         window, length = options.get("sliding_window"), query.shape[2]
         mask = None
-        if window is not None and window < length:
+        if self._past is not None:
+            self._past.write(layer, key, value)
+            key, value = self._past.kv[layer]
+            mask = self._past.visible(window)
+        self.keys[layer], self.values[layer] = key, value
+        if mask is None and window is not None and window < length:
             back = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
             mask = (back >= 0) & (back < window)
         return attention.causal_attention(query, key, value, scaling, mask).transpose(1, 2)
@@ -57,6 +63,8 @@ class _PrefillContext:
         Raises:
             EngineError: the slot cache cannot hold them.
         """
+        if self._past is not None:
+            return self._past.kv
         order = sorted(self.keys)
         if order != list(range(layers)):
             raise EngineError(
@@ -132,10 +140,12 @@ class GenericDecoder:
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         return self._loaded.head(out.last_hidden_state[rows, last]).float()
 
-    def prefill(self, tokens: Tensor, lengths: Sequence[int]) -> Prefilled:
-        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded."""
-        context = _PrefillContext()
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], past: Past | None = None) -> Prefilled:
+        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded, behind ``past``."""
+        context = _PrefillContext(past)
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        if past is not None:
+            positions = past.positions
         last = send(np.array(lengths) - 1, tokens.device)
         logits = self._logits(context, tokens, positions, last)
         return Prefilled(context.stacked(self._model.config.get_text_config().num_hidden_layers), logits)

@@ -55,9 +55,14 @@ class EngineHost:
         """Return the facts of this engine."""
         return HostFacts(self._engine.capacity, self._engine.clock, os.getpid(), socket.gethostname())
 
-    def turn(self, requests: Sequence[SampleRequest], steps: int) -> TurnResult:
-        """Take ``requests``, decode for about ``steps`` steps while anything is unfinished, give what ended."""
+    def turn(self, requests: Sequence[SampleRequest], steps: int, dropped: Sequence[Key] = ()) -> TurnResult:
+        """Take ``requests``, decode for about ``steps`` steps while anything is unfinished, give what ended.
+
+        The kept slots of ``dropped`` are let go before.
+        """
         began, engine = time.perf_counter(), self._engine
+        if dropped:
+            engine.abort(dropped)
         engine.submit(requests)
         self._unfinished.update(request.key for request in requests)
         until, events = engine.clock + steps, list[SampleEvent]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -126,6 +126,8 @@ class Member:
     facts: HostFacts | None = None
     owned: dict[Key, SampleRequest] = field(default_factory=dict)  # unfinished here, those in the mail included
     mail: list[SampleRequest] = field(default_factory=list)  # that go with the next turn
+    kept: set[Key] = field(default_factory=set)  # responses that ended here, and whose slots wait for a continuation
+    dropped: list[Key] = field(default_factory=list)  # slots to let go with the next turn
     flight: Flight | None = None
     opening: list[tuple[str, Call]] = field(default_factory=list)  # asked of a new host, not looked at yet
     opened: Ticket | None = None  # the weights that were asked for there
@@ -134,7 +136,7 @@ class Member:
     stats: Counter[str] = field(default_factory=Counter)  # of all incarnations before
     own_stats: Counter[str] = field(default_factory=Counter)  # of this one
     journal: list[tuple[str, tuple[Any, ...]]] | None = None
-    """What was done since nothing was unfinished here, so that a new engine can be led to the same place. None: that
+    """What was done since the engine held nothing, so that a new engine can be led to the same place. None: that
     is not wanted, or not possible, as weights have changed in between."""
 
     def __post_init__(self) -> None:
@@ -323,6 +325,7 @@ class Member:
     def give(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests for the next turn."""
         self.owned.update((request.key, request) for request in requests)
+        self.kept.difference_update(request.key for request in requests)
         self.mail += requests
 
     def take_all(self) -> list[SampleRequest]:
@@ -332,14 +335,31 @@ class Member:
         self.new_journal()
         return requests
 
-    def forget(self, key: Key) -> None:
-        """Forget a response that this engine returned."""
-        del self.owned[key]
-        if not self.owned:
+    def forget(self, key: Key, *, ended: bool = False) -> None:
+        """Forget a response that this engine returned; ``ended``: its slot is kept, if its request asked for that."""
+        if self.owned.pop(key).keep and ended:
+            self.kept.add(key)
+        self._rest()
+
+    def let_go(self, keys: Collection[Key] | None) -> None:
+        """Let the kept slots of the named responses (None: of all) go, with the next turn."""
+        gone = sorted(self.kept if keys is None else self.kept.intersection(keys))
+        self.kept.difference_update(gone)
+        self.dropped += gone
+        self._rest()
+
+    def lets_all_go(self) -> None:
+        """Forget all kept slots: with new weights the engine keeps none."""
+        self.kept, self.dropped = set(), []
+        self._rest()
+
+    def _rest(self) -> None:
+        if not (self.owned or self.kept or self.dropped):
             self.new_journal()
 
     def new_journal(self) -> None:
-        """Nothing is unfinished here, or it begins again behind what is known of it."""
+        """Begin a new journal: the engine holds nothing, or continues from what the pool knows."""
+        self.kept, self.dropped = set(), []
         self.journal = [] if self.journals else None
 
     def end_host(self) -> None:

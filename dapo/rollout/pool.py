@@ -130,18 +130,16 @@ class EnginePool:
         return self._hand_out({event.key for event in self._ended}, lambda event: (event.tick, event.key))
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
-        """Wait for the turns under way, and take back. What a lost engine had comes back as it was submitted."""
-        named = self._present & set(self._present if keys is None else keys)
-        while self._round or any(not named.isdisjoint(member.owned) for member in self._processes.flying.values()):
-            self._hear()
-        for key in named & self._homeless.keys():
-            del self._homeless[key]
-            self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
+        """Wait for the turns under way, and take back. What a lost engine had comes back as it was submitted.
+
+        Engines hear with their next turn which kept slots to let go; nothing is waited for if that is all.
+        """
+        asked = set(self._present) if keys is None else set(keys)
+        named = self._present & asked
+        if named:
+            self._take_back(named)
         for member in self._processes.members:
-            if mine := [key for key in member.owned if key in named]:
-                self._recall(member, mine)
-        while not named.isdisjoint(self._owner):
-            self._hear()
+            member.let_go(None if keys is None else asked)
         return self._hand_out(named, lambda event: event.key)
 
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
@@ -156,6 +154,7 @@ class EnginePool:
         for member in self._processes.at_work():
             if member.owned:  # what comes out depends on both weights from here on, and a new engine has one of them
                 member.journal = None
+            member.lets_all_go()
         before, weights.ticket, weights.sums = weights.ticket, ticket, None
         opening = self._processes.open_waiting()
         told = self._ask_all("load", ticket, in_flight)
@@ -187,6 +186,8 @@ class EnginePool:
     def sleep(self) -> None:
         """Tell every engine."""
         self._ask_all("sleep")
+        for member in self._processes.members:
+            member.lets_all_go()
 
     def stats(self) -> Metrics:
         """Return sums over engines, lost ones included."""
@@ -297,6 +298,19 @@ class EnginePool:
                 del self._owner[key]
                 self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
 
+    def _take_back(self, named: set[Key]) -> None:
+        """Make all that is unfinished of ``named`` end."""
+        while self._round or any(not named.isdisjoint(member.owned) for member in self._processes.flying.values()):
+            self._hear()
+        for key in named & self._homeless.keys():
+            del self._homeless[key]
+            self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
+        for member in self._processes.members:
+            if mine := [key for key in member.owned if key in named]:
+                self._recall(member, mine)
+        while not named.isdisjoint(self._owner):
+            self._hear()
+
     def _recall(self, member: Member, keys: Sequence[Key]) -> None:
         """Return unsent requests at once, and ask the engine for the rest."""
         unsent = {request.key for request in member.mail} & set(keys)
@@ -316,8 +330,12 @@ class EnginePool:
             self._assign(waiting)
         for member in self._processes.at_work():
             if member.owned and member.flight is None:
-                mail, member.mail = member.mail, []
-                self._processes.ask(member, "turn", mail, self.turn_steps)
+                self._ask_turn(member)
+
+    def _ask_turn(self, member: Member) -> None:
+        mail, member.mail = member.mail, []
+        dropped, member.dropped = member.dropped, []
+        self._processes.ask(member, "turn", mail, self.turn_steps, dropped)
 
     def _ask_all(self, method: str, *args: Any) -> dict[int, Any]:
         """Ask every engine at work, when their turns are over; what each said, exceptions included."""
@@ -365,8 +383,9 @@ class EnginePool:
         for event in answer.events:
             if self._owner.get(event.key) == (member.index, member.incarnation):
                 del self._owner[event.key]
-                member.forget(event.key)
-                self._ended.append(replace(event, tick=base + math.ceil((event.tick - before) * share)))
+                member.forget(event.key, ended=event.finish in (FinishReason.STOP, FinishReason.LENGTH))
+                tick = base + math.ceil((event.tick - before) * share)
+                self._ended.append(replace(event, tick=tick, engine=member.index))
 
     # ------------------------------------------------------------------ losing
 
@@ -425,5 +444,4 @@ class EnginePool:
         if flight.method == "checksums" or (replays and flight.method in ("turn", "abort")):
             self._processes.ask(member, flight.method, *flight.args)
         elif flight.method == "turn":
-            mail, member.mail = member.mail, []
-            self._processes.ask(member, "turn", mail, self.turn_steps)
+            self._ask_turn(member)

@@ -159,12 +159,18 @@ class Roster:
         found = np.concatenate([*parts, np.zeros_like(parts[0][:1])])[: start + made]
         return {EXTRA: found[start:] if prefix else found}
 
+    def sequence(self, number: int) -> IntArray:
+        """Return prompt, prefix and the tokens made of one live response."""
+        return np.concatenate([sequence_of(self._occupied[number].request), self._tokens[number, : self.made[number]]])
+
     def sequences(self) -> dict[int, IntArray]:
-        """Return prompt, prefix and the tokens made of each live response."""
-        return {
-            number: np.concatenate([sequence_of(seat.request), self._tokens[number, : self.made[number]]])
-            for number, seat in self._occupied.items()
-        }
+        """Return ``sequence`` of each live response."""
+        return {number: self.sequence(number) for number in self._occupied}
+
+    def to_keep(self, seats: IntArray) -> list[tuple[int, Key]]:
+        """Return those of ``seats`` whose request asks to keep its slot, with its key."""
+        asked = [(number, self._occupied[number].request) for number in seats.tolist()]
+        return [(number, request.key) for number, request in asked if request.keep]
 
     def new_version(self, version: int) -> None:
         """Tokens from now on are made by ``version`` of the weights."""

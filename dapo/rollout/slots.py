@@ -19,10 +19,13 @@ generates, of what is free beside the learner's own, and none while the learner 
 counts all of it; ``rollout.slots`` bounds it.
 """
 _SAMPLING = 24  # bytes for each slot and word while a token is drawn: logits in two types and what is made of them
+_KEPT = 2**30  # bytes for kept slots on a CPU at least; as many as the weights have, where that is more
 _SPARE = 0.9  # share of the free memory that may be planned; the rest is the allocator's
 
 
-def choose_slots(loaded: LoadedModel, shape: CacheShape, longest: int | None = None, reserve: int = 0) -> int:
+def choose_slots(
+    loaded: LoadedModel, shape: CacheShape, longest: int | None = None, reserve: int = 0, *, keeps: bool = False
+) -> int:
     """Responses that decode at once.
 
     On a CPU as many as keep the cache near the size of a large CPU cache or of the weights: below, each step's fixed
@@ -34,6 +37,7 @@ def choose_slots(loaded: LoadedModel, shape: CacheShape, longest: int | None = N
         shape: of its cache.
         longest: tokens of the longest sequence; None: not known.
         reserve: bytes that the learner will hold beside the cache.
+        keeps: as many more wait for a continuation.
 
     Raises:
         EngineError: not even one fits.
@@ -42,13 +46,22 @@ def choose_slots(loaded: LoadedModel, shape: CacheShape, longest: int | None = N
         weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
         budget = max(64 * 2**20, weights)
         return int(min(MOST_SLOTS, max(128, budget // (shape.bytes_per_token * _TYPICAL_TOKENS))))
-    fitting = _fitting(loaded, shape, longest or _UNKNOWN_LONGEST, reserve)
+    longest = longest or _UNKNOWN_LONGEST
+    fitting = _fitting(loaded, reserve, each := _of_one(loaded, shape, longest, keeps))
     if not fitting:
-        raise EngineError(_too_small(loaded, shape, longest or _UNKNOWN_LONGEST, reserve))
+        raise EngineError(_too_small(longest, reserve, each))
     return min(MOST_SLOTS, fitting)
 
 
-def check_slots(slots: int, loaded: LoadedModel, shape: CacheShape, longest: int | None, reserve: int = 0) -> None:
+def check_slots(
+    slots: int,
+    loaded: LoadedModel,
+    shape: CacheShape,
+    longest: int | None,
+    reserve: int = 0,
+    *,
+    keeps: bool = False,
+) -> None:
     """Refuse on CUDA what would not fit if all responses grew to ``longest`` tokens; arguments as above.
 
     Raises:
@@ -56,39 +69,47 @@ def check_slots(slots: int, loaded: LoadedModel, shape: CacheShape, longest: int
     """
     if loaded.device.type != "cuda" or longest is None:
         return
-    fitting = _fitting(loaded, shape, longest, reserve)
+    fitting = _fitting(loaded, reserve, each := _of_one(loaded, shape, longest, keeps))
     if fitting < slots:
-        move = f"set rollout.slots to at most {fitting}" if fitting else _too_small(loaded, shape, longest, reserve)
+        move = f"set rollout.slots to at most {fitting}" if fitting else _too_small(longest, reserve, each)
         raise EngineError(
             f"rollout.slots = {slots} responses of up to {longest} tokens need "
-            f"{slots * _of_one(loaded, shape, longest) / 2**30:.1f} GiB for keys, values and sampling, more than "
+            f"{slots * each / 2**30:.1f} GiB for keys, values and sampling, more than "
             f"the device has free beside what the learner will hold ({reserve / 2**30:.1f} GiB): {move}"
         )
 
 
-def _of_one(loaded: LoadedModel, shape: CacheShape, longest: int) -> int:
+def kept_bytes(slots: int, loaded: LoadedModel, shape: CacheShape, longest: int | None) -> int:
+    """Return the bytes for kept slots; on a GPU those of as many responses as decode at once."""
+    if loaded.device.type != "cuda":
+        return max(_KEPT, sum(int(p.numel()) * int(p.element_size()) for p in loaded.model.parameters()))
+    return slots * (longest or _UNKNOWN_LONGEST) * shape.bytes_per_token
+
+
+def _of_one(loaded: LoadedModel, shape: CacheShape, longest: int, keeps: bool) -> int:
     """Bytes of one slot."""
     vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
-    return slot_bytes(shape, int(vocabulary), longest)
+    return slot_bytes(shape, int(vocabulary), longest, keeps=keeps)
 
 
-def slot_bytes(shape: CacheShape, vocabulary: int, longest: int) -> int:
+def slot_bytes(shape: CacheShape, vocabulary: int, longest: int, *, keeps: bool = False) -> int:
     """Return the bytes of a response of up to ``longest`` tokens on a GPU: in the pools that it passes, and to draw a
-    token."""
-    return fixed_bytes(shape, 1, longest) + _SAMPLING * vocabulary
+    token. With ``keeps`` add those of a kept slot."""
+    waiting = longest * shape.bytes_per_token if keeps else 0
+    return fixed_bytes(shape, 1, longest) + _SAMPLING * vocabulary + waiting
 
 
-def _fitting(loaded: LoadedModel, shape: CacheShape, longest: int, reserve: int) -> int:
+def _fitting(loaded: LoadedModel, reserve: int, each: int) -> int:
     free = torch.cuda.mem_get_info(loaded.device)[0]
     unused = torch.cuda.memory_reserved(loaded.device) - torch.cuda.memory_allocated(loaded.device)
     budget = int(_SPARE * (free + unused)) - reserve
-    return max(0, budget // _of_one(loaded, shape, longest))
+    return max(0, budget // each)
 
 
-def _too_small(loaded: LoadedModel, shape: CacheShape, longest: int, reserve: int) -> str:
+def _too_small(longest: int, reserve: int, each: int) -> str:
     return (
         f"the device has no memory for the keys and values of one response of {longest} tokens "
-        f"({_of_one(loaded, shape, longest) / 2**30:.2f} GiB) beside what the learner will hold "
+        f"({each / 2**30:.2f} GiB) beside what the learner will hold "
         f"({reserve / 2**30:.1f} GiB): lower rollout.max_response_tokens or "
         "data.max_prompt_tokens, take a smaller model, or rollout.engine: vllm"
     )

@@ -234,6 +234,7 @@ def engine_specs(
         reserve=learner_holds(recipe, facts).beside_weights if beside else 0,
         adapter=sends_adapter(recipe),
         record_routes=training and recipe.learner.router_replay == "sampler",
+        keeps=recipe.environment.kind is not None,
     )
     if not servers:
         return [replace(common, slots=slots) for slots in deployment.slots]

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from dapo.config.schema import Recipe
+from dapo.data.hub import missing_for_hub
 from dapo.errors import ModelError, NotInstalled
 from dapo.metrics.peers import nemo_rl_metrics
 from dapo.models.load import find_device, missing_weights
@@ -51,6 +52,8 @@ def lacking(recipe: Recipe) -> Iterator[str]:
     supervised = recipe.run.stage == "sft"
     if missing := missing_weights(recipe.model.path):
         yield missing
+    paths = (str(source.path) for source in (*recipe.data.train, *recipe.data.validation))
+    yield from dict.fromkeys(missing for path in paths if (missing := missing_for_hub(path)))
     if missing := missing_of_learner(recipe) if supervised else missing_package(recipe):
         yield missing
     if not supervised and (missing := missing_key(recipe)):

@@ -19,7 +19,8 @@ from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import LearnerHosts, WorkerHere, Workers
 from dapo.learner.publisher import Receivers
 from dapo.learner.sharding import Shape
-from dapo.learner.worker import RankPlace, Worker, open_worker
+from dapo.learner.step import PolicyStep
+from dapo.learner.worker import RankPlace, Worker, make_worker
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.rendezvous import LOOPBACK, serve
@@ -166,7 +167,7 @@ def start_worker(recipe: Recipe, place: RankPlace | None = None) -> Worker:
             "learner.cpu_offload moves slices from a CUDA device into the processor's memory, and this learner runs on "
             "the processor: take it out"
         )
-    worker = open_worker(
+    worker = make_worker(
         place,
         recipe.model,
         recipe.learner,
@@ -174,7 +175,7 @@ def start_worker(recipe: Recipe, place: RankPlace | None = None) -> Worker:
         make_objective(recipe),
         make_correction(recipe),
         recipe.algorithm.reference if needs_reference(recipe) else None,
-        device=device,
+        device=place.join(device),
         seed=adapter_seed(recipe),
     )
     worker.loaded.sends_adapter = sends_adapter(recipe)
@@ -185,12 +186,14 @@ def _worker(recipe: Recipe, loaded: LoadedModel, *, training: bool = True) -> Wo
     """Return the worker of a learner of one process."""
     loaded.sends_adapter = sends_adapter(recipe)
     return Worker(
-        loaded,
-        make_objective(recipe),
-        recipe.learner,
-        recipe.rollout.temperature,
-        make_correction(recipe),
-        recipe.algorithm.reference if training and needs_reference(recipe) else None,
+        PolicyStep(
+            loaded,
+            make_objective(recipe),
+            recipe.learner,
+            recipe.rollout.temperature,
+            make_correction(recipe),
+            recipe.algorithm.reference if training and needs_reference(recipe) else None,
+        )
     )
 
 

@@ -301,6 +301,7 @@ class SampleRequest:
     prefix: Partial | None = None
     priority: int = 0  # smaller first
     engine: int | None = None  # of a group of engines, the one to ask while it is at work; None: any
+    keep: bool = False  # once it ended, hold its keys and values for a request that goes on; ``abort`` lets them go
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +323,7 @@ class SampleEvent:
     tick: int = 0  # the engine's logical clock (decode steps) when it ended
     reason: str | None = None  # with FAILED: what happened
     extra: Extra = field(default_factory=dict)  # of a span that has the prompt: its part comes with the first tokens
+    engine: int | None = None  # of a group of engines, the one that made it
 
 
 class TensorSum(NamedTuple):

@@ -41,14 +41,16 @@ class Subject:
     stepwise: bool = True  # a poll returns in the middle of longer responses
     counts: bool = True  # counters are in tokens and decode steps
     standing: Callable[[], AbstractContextManager[Any]] = nullcontext  # what works by itself ends no response meanwhile
+    keeps_slots: Callable[[Any], int] | None = None  # counts an engine's kept slots; None: it keeps none
     plain: Callable[[int, Sequence[int], Sequence[int]], Any] | None = None
     """plain(version, prompt, response) -> log-probabilities of a plain forward pass; None: there is no model."""
 
     def request(self, group: int, index: int = 0, **options: Any) -> SampleRequest:
         prefix, priority = options.pop("prefix", None), options.pop("priority", 0)
+        keep = options.pop("keep", False)
         prompt = np.array(options.pop("prompt_ids", self.prompt), dtype=np.int64)
         sampling = SamplingParams(**({"max_tokens": 6, "stop_token_ids": ()} | options))
-        return SampleRequest((group, index), prompt, sampling, 1000 * group + index, prefix, priority)
+        return SampleRequest((group, index), prompt, sampling, 1000 * group + index, prefix, priority, keep=keep)
 
 
 def drain(engine: Any) -> dict[Any, Any]:
@@ -438,6 +440,100 @@ def a_time_limit_loses_nothing(subject: Subject) -> None:
     engine.close()
 
 
+def answered(before: Partial | None, event: Any, reply: Sequence[int]) -> Partial:
+    """What the environment continues: a turn of the model, and its reply."""
+    none = Partial(*(x[:0] for x in vars_of(event)))
+    before, count = none if before is None else before, len(reply)
+    ids = np.concatenate([before.token_ids, event.token_ids, reply])
+    start, stop = len(before) + len(event.token_ids), len(ids)
+    own = np.ones(len(before), np.bool_) if before.generated is None else before.generated
+    return Partial(
+        ids,
+        np.concatenate([before.logprobs, event.logprobs, np.zeros(count, np.float32)]),
+        np.concatenate([before.versions, event.versions, event.versions[-1:].repeat(count)]),
+        np.concatenate([own, np.ones(len(event.token_ids), np.bool_), np.zeros(count, np.bool_)]),
+        turns=(*before.turns, Turn(len(before), start, MODEL, ""), Turn(start, stop, "user", "")),
+    )
+
+
+def episodes(
+    s: Subject, engine: Any, *, keep: bool, between: Callable[[int], None] = lambda turn: None
+) -> dict[Any, Any]:
+    """Play three turns of episodes of many lengths; returns their prefixes with the last turn in it."""
+    keys, prefixes = [(g, i) for g in range(2) for i in range(3)], dict[Any, Any]()
+    for turn in range(3):
+        requests = [
+            s.request(*key, max_tokens=3 + key[1] + (len(prefixes[key]) if turn else 0), prefix=prefixes.get(key),
+                      keep=keep and turn < 2, prompt_ids=tuple(range(5, 8 + 4 * key[0])))
+            for key in keys
+        ]  # fmt: skip
+        engine.submit(requests)
+        events = drain(engine)
+        for key in keys:
+            reply = [7 + key[0] + turn, 9, 11, 8][: 1 + (turn + key[1]) % 4] if turn < 2 else []
+            prefixes[key] = answered(prefixes.get(key), events[key], np.array(reply, dtype=np.int64))
+        between(turn)
+    return prefixes
+
+
+def a_kept_slot_changes_no_response(s: Subject) -> None:
+    """A turn behind a kept slot has the tokens and log-probabilities of one without, and only the reply is computed."""
+    if not s.repeats:
+        return
+    plain = s.make(slots=4)
+    expected = episodes(s, plain, keep=False)
+    engine = s.make(slots=4)
+    found = episodes(s, engine, keep=True)
+    for key, whole in expected.items():
+        assert found[key].token_ids.tolist() == whole.token_ids.tolist()
+        np.testing.assert_allclose(found[key].logprobs, whole.logprobs, atol=1e-5)
+        if s.plain is not None:
+            own, prompt = found[key].generated, range(5, 8 + 4 * key[0])
+            again = s.plain(0, prompt, found[key].token_ids)
+            np.testing.assert_allclose(found[key].logprobs[own], again[own], atol=1e-5)
+    if s.keeps_slots is not None:
+        assert s.keeps_slots(engine) == 0
+        replies = sum(int((~whole.generated).sum()) for whole in found.values())
+        assert engine.stats()["prefill_tokens"] == 3 + 7 + replies
+        assert plain.stats()["prefill_tokens"] > 2 * (3 + 7 + replies)
+
+
+def kept_slots_are_let_go(s: Subject) -> None:
+    """By ``abort``, new weights, ``sleep`` and ``close``; what goes on then has the keys of the new weights."""
+    engine, kept = s.make(slots=4), s.keeps_slots or (lambda engine: 0)
+    many = 6 if s.keeps_slots is not None else 0
+
+    def count(turn: int) -> None:
+        assert kept(engine) == (many if turn < 2 else 0)
+
+    episodes(s, engine, keep=True, between=count)
+    for end in (
+        lambda: engine.abort([(g, i) for g in range(2) for i in range(3)]),
+        engine.abort,
+        lambda: engine.load(s.weights(1)),
+        engine.sleep,
+        engine.close,
+    ):
+        engine.submit([s.request(g, i, keep=True) for g in range(2) for i in range(3)])
+        drain(engine)
+        assert kept(engine) == many
+        end()
+        assert kept(engine) == 0
+    if not s.repeats:
+        return
+    engine = s.make(slots=4)
+
+    def new_weights(turn: int) -> None:
+        engine.load(s.weights(2 + turn), in_flight="keep" if s.keeps else "abort")
+
+    found = episodes(s, engine, keep=True, between=new_weights)
+    for key, whole in found.items():
+        for version in set(whole.versions.tolist()) if s.plain is not None else ():
+            own = whole.generated & (whole.versions == version)
+            again = s.plain(version, range(5, 8 + 4 * key[0]), whole.token_ids)
+            np.testing.assert_allclose(whole.logprobs[own], again[own], atol=1e-5)
+
+
 CHECKS: list[Callable[[Subject], None]] = [
     every_request_comes_back_once,
     a_time_limit_loses_nothing,
@@ -462,4 +558,6 @@ CHECKS: list[Callable[[Subject], None]] = [
     counters_count,
     checksums_are_numbers_or_none,
     close_drops_what_is_unfinished_and_may_come_twice,
+    a_kept_slot_changes_no_response,
+    kept_slots_are_let_go,
 ]

@@ -6,15 +6,16 @@ from inline_transport import InlineTransport
 
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import LearnerHosts, WorkerHere
+from dapo.learner.step import PolicyStep
 from dapo.learner.worker import Worker
 from dapo.processes.transport import HostSpec
 
 
 class LearnerHere(LearnerDriver):
-    """A driver over one worker of this process, made of what the worker takes."""
+    """A driver over one worker of this process, made of what its step takes."""
 
     def __init__(self, *args, weights=None, asynchronous=False, **named):
-        self.worker = Worker(*args, **named)
+        self.worker = Worker(PolicyStep(*args, **named))
         self.loaded, self.step = self.worker.loaded, self.worker.step
         super().__init__(WorkerHere(self.worker), weights, asynchronous=asynchronous)
 

@@ -58,6 +58,8 @@ class NumberEngine:
         self.capacity, self.stale = slots, stale
         self.version = self.clock = 0
         self.inbox, self.active = EngineInbox(GATE), {}  # key -> (request, tokens, versions)
+        self.kept, self.behind = set(), set()  # keys whose slot waits, and those that went on behind theirs
+        self.found = 0  # requests that found their slot
         self.counts = dict.fromkeys(("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps"), 0)
 
     def submit(self, requests):
@@ -75,6 +77,10 @@ class NumberEngine:
         while len(self.active) < self.capacity and len(self.inbox.queue):
             request = self.inbox.queue.pop()
             self.active[request.key] = (request, [], [])
+            if request.key in self.kept:
+                self.kept.remove(request.key)
+                self.behind.add(request.key)
+                self.found += 1
             self.counts["prefill_tokens"] += len(request.prompt_ids)
         self.clock += 1
         self.counts["decode_steps"] += 1
@@ -92,14 +98,20 @@ class NumberEngine:
         return events
 
     def _end(self, key, finish):
-        _, tokens, versions = self.active.pop(key)
+        request, tokens, versions = self.active.pop(key)
         logprobs = -np.ones(len(tokens), dtype=np.float32)
+        if key in self.behind:  # as rounding would: nothing that matters, and something that can be seen
+            self.behind.remove(key)
+            logprobs -= 1e-6
+        if request.keep and finish is not FinishReason.ABORTED:
+            self.kept.add(key)
         return SampleEvent(
             key, np.array(tokens, dtype=np.int64), logprobs, np.array(versions, dtype=np.int32), finish, self.clock
         )
 
     def abort(self, keys=None):
         named = self.inbox.names(keys)
+        self.kept -= self.kept if keys is None else named
         events, _ = self.inbox.take_back(named, self.clock)
         events += [self._end(key, FinishReason.ABORTED) for key in list(self.active) if key in named]
         return sorted(self.inbox.hand_out(events), key=lambda event: event.key)
@@ -107,12 +119,14 @@ class NumberEngine:
     def load(self, ticket, in_flight="abort"):
         check_idle(self.inbox.unfinished, in_flight)
         self.version = ticket.version
+        self.kept.clear()
 
     def checksums(self):
         return {name: sums(0 if name in self.stale else self.version)[name] for name in WEIGHTS}
 
     def sleep(self):
         assert not self.inbox.unfinished
+        self.kept.clear()
 
     def stats(self):
         made = self.counts["generated_tokens"]

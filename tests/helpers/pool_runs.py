@@ -13,7 +13,7 @@ from dapo.observe.metrics import read_metrics, without_clock
 from dapo.rollout.pool import EnginePool
 
 OVER = ("rollout.engines=2", "rollout.slots=8", "rollout.turn_steps=4")
-_OF_THE_ENGINES = re.compile(r"cluster/|decode_steps|prefill_tokens|slot_use")
+_OF_THE_ENGINES = re.compile(r"cluster/|decode_steps|prefill_|slot_use")
 """What a lost engine does change: its own work, which it did again."""
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import LearnerHosts
 from dapo.learner.sharding import Shape
 from dapo.learner.worker import RankPlace, make_worker
+from dapo.metrics.stats import merge
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
 
@@ -122,6 +124,11 @@ class Stage:
     def all(self, method: str, *args):
         calls = [self.transport.call(host, method, *args) for host in self.hosts]
         return [self.transport.get(call) for call in calls]
+
+    def together(self, function, *args, **options):
+        """Return statistics of all ranks, and gradients and weights of rank 0, of a function such as ``sharded``."""
+        answers = self.all("run", partial(function, **options), *args)
+        return merge(stats for stats, _, _ in answers), answers[0][1], answers[0][2]
 
 
 @contextmanager

@@ -135,6 +135,9 @@ def test_the_check_plays_an_episode_and_one_of_gold_answers(tmp_path):
         "no chat template: replies are appended as raw text",
         "",
     ]
+    (tmp_path / "sums.jsonl").write_text('{"problem": "1 +2 =", "answer": "three"}\n')
+    said = dapo("check", path.name, *QUICK, "data.train=[{path: sums.jsonl}]", cwd=tmp_path).stdout
+    assert "no episode with the gold answer 'three': the tokenizer does not give it back as it is" in said
 
 
 def test_the_speed_of_a_tool_changes_no_bit(whole, tmp_path):

@@ -20,7 +20,19 @@ from typing import Any
 import torch
 from datasets import Dataset
 from step_questions import IMITATIONS, STEPS, TRL, Imitation, Step
-from steps import GROUP, LIMIT, PROMPTS, make_examples, make_rollouts, sketch, text, weights_of, write_model
+from steps import (
+    GROUP,
+    LIMIT,
+    PROMPTS,
+    WORLDS,
+    make_examples,
+    make_rollouts,
+    mask_of,
+    sketch,
+    text,
+    weights_of,
+    write_model,
+)
 from steps import STEPS as TRAINING_STEPS
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -101,6 +113,7 @@ def replay(rollouts: list[list[dict]], factor: float) -> tuple[Dataset, Callable
             "prompt_ids": [group["prompt"] for group in step for _ in range(GROUP)],
             "completion_ids": [response for group in step for response in group["responses"]],
             "logprobs": [row for group in step for row in group["sampler_logprobs"]],
+            **({"env_mask": [row for group in step for row in mask_of(group)]} if "reply" in step[0] else {}),
         }
 
     def reward(completion_ids: list[list[int]], group: list[int], **_: Any) -> list[float]:
@@ -117,7 +130,7 @@ def ask(step: Step, folder: Path, rollouts: list[list[dict]]) -> dict:
     vllm = theirs.get("vllm_importance_sampling_correction", False)
     grpo_trainer.shuffle_sequence_dict = SHUFFLE if shuffled else lambda batch: batch
     accumulated = theirs.get("gradient_accumulation_steps", 1)
-    optimizer_steps = theirs.get("steps_per_generation", accumulated) // accumulated
+    optimizer_steps = theirs.get("steps_per_generation", accumulated) // accumulated * theirs.get("num_iterations", 1)
     data, roll, reward = replay(rollouts, step.reward_factor)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     watch = Watch()
@@ -163,7 +176,7 @@ def main() -> None:
     assert PROMPTS * GROUP == 16, "the steps are written for batches of 16 responses"
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(Path(scratch) / "model")
-        worlds = {name: make_rollouts(folder, even=name == "even") for name in ("even", "uneven")}
+        worlds = {name: make_rollouts(folder, name) for name in WORLDS}
         cases = []
         for step in STEPS[TRL].values():
             print(step.name, file=sys.stderr, flush=True)

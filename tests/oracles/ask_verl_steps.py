@@ -22,7 +22,7 @@ import torch
 import torch.distributed
 from omegaconf import OmegaConf
 from step_questions import STEPS, VERL, Step
-from steps import GROUP, LIMIT, PAD, make_rollouts, sketch, write_model
+from steps import GROUP, LIMIT, PAD, WORLDS, make_rollouts, mask_of, sketch, write_model
 from torch.distributed.tensor import DTensor
 from verl import DataProto
 from verl.trainer.config import AlgoConfig, CheckpointConfig
@@ -85,7 +85,8 @@ def trainer_of(step: Step, worker: TrainingWorker, reference: TrainingWorker, co
     cpu = lambda call: lambda data: call(data).cpu()  # noqa: E731
     actor = {
         "calculate_entropy": config.calculate_entropy, "entropy_coeff": config.entropy_coeff,
-        "ppo_mini_batch_size": config.ppo_mini_batch_size, "ppo_epochs": 1, "data_loader_seed": 42, "shuffle": False,
+        "ppo_mini_batch_size": config.ppo_mini_batch_size, "ppo_epochs": config.ppo_epochs,
+        "data_loader_seed": 42, "shuffle": False,
     }  # fmt: skip
     rollout = {"multi_turn": {"enable": False}, "temperature": 1.0, "n": GROUP}
     return SimpleNamespace(
@@ -102,26 +103,27 @@ def trainer_of(step: Step, worker: TrainingWorker, reference: TrainingWorker, co
 def batch_of(groups: list[dict]) -> DataProto:
     """Prompts padded on the left, responses on the right, as verl's rollouts are."""
     rows = [
-        (number, group["prompt"], response, logprobs, reward)
+        (number, group["prompt"], response, logprobs, reward, own)
         for number, group in enumerate(groups)
-        for response, logprobs, reward in zip(
-            group["responses"], group["sampler_logprobs"], group["rewards"], strict=True
+        for response, logprobs, reward, own in zip(
+            group["responses"], group["sampler_logprobs"], group["rewards"], mask_of(group), strict=True
         )
     ]
     width = max(len(prompt) for _, prompt, *_ in rows)
     prompts = torch.tensor([[PAD] * (width - len(prompt)) + prompt for _, prompt, *_ in rows])
     responses = torch.tensor([response + [PAD] * (LIMIT - len(response)) for _, _, response, *_ in rows])
-    mask = torch.tensor([[1] * len(response) + [0] * (LIMIT - len(response)) for _, _, response, *_ in rows])
+    there = torch.tensor([[1] * len(response) + [0] * (LIMIT - len(response)) for _, _, response, *_ in rows])
+    mask = torch.tensor([own + [0] * (LIMIT - len(own)) for *_, own in rows])  # of an agent loop: 0 on replies
     before = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt, *_ in rows])
-    attention = torch.cat([before, mask], dim=1)
+    attention = torch.cat([before, there], dim=1)
     scores = torch.zeros(len(rows), LIMIT)
-    for row, (_, _, response, _, reward) in enumerate(rows):
+    for row, (_, _, response, _, reward, _) in enumerate(rows):
         scores[row, len(response) - 1] = reward
     tensors = {
         "prompts": prompts, "responses": responses, "input_ids": torch.cat([prompts, responses], dim=1),
         "attention_mask": attention, "position_ids": (attention.cumsum(1) - 1).clamp(min=0), "response_mask": mask,
         "token_level_scores": scores,
-        "rollout_log_probs": torch.tensor([row + [0.0] * (LIMIT - len(row)) for _, _, _, row, _ in rows]),
+        "rollout_log_probs": torch.tensor([row + [0.0] * (LIMIT - len(row)) for _, _, _, row, *_ in rows]),
     }  # fmt: skip
     batch = DataProto.from_dict(
         tensors=tensors, non_tensors={"uid": np.array([str(number) for number, *_ in rows], dtype=object)}
@@ -182,7 +184,7 @@ def main() -> None:
         meeting = f"file://{scratch}/meeting"
         torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
         folder = write_model(Path(scratch) / "model")
-        worlds = {name: make_rollouts(folder, even=name == "even") for name in ("even", "uneven")}
+        worlds = {name: make_rollouts(folder, name) for name in WORLDS}
         cases = []
         for step in STEPS[VERL].values():
             print(step.name, file=sys.stderr, flush=True)

@@ -46,6 +46,7 @@ VERL_NEEDS = (*COMMON, "ray", "tensordict", "omegaconf", "codetiming", "orjson",
 VERL_STEPS_NEED = (
     "peft",
     "psutil",
+    "pillow",
     "torchdata",
     "hydra-core",
     "cachetools",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from steps import GROUP, LIMIT, PROMPTS, make_examples, sketch, text, weights_of
+from steps import EOS, GROUP, LIMIT, PROMPTS, SHORT, make_examples, mask_of, sketch, text, weights_of
 from steps import STEPS as TRAINING_STEPS
 
 import dapo
@@ -52,13 +52,16 @@ class Playback:
     def _event(self, request):
         group, sample = self.groups[request.key.group], request.key.sample
         assert request.prompt_ids.tolist() == group["prompt"]
-        response = group["responses"][sample]
+        first = 0 if request.prefix is None else len(request.prefix)
+        own = mask_of(group)[sample][first:]
+        last = first + (own.index(0) if 0 in own else len(own))  # of this turn
+        turn = np.array(group["responses"][sample][first:last], dtype=np.int64)
         return SampleEvent(
             request.key,
-            np.array(response, dtype=np.int64),
-            np.array(group["sampler_logprobs"][sample], dtype=np.float32),
-            np.full(len(response), self.version, dtype=np.int32),
-            FinishReason.LENGTH if len(response) == LIMIT else FinishReason.STOP,
+            turn,
+            np.array(group["sampler_logprobs"][sample][first:last], dtype=np.float32),
+            np.full(len(turn), self.version, dtype=np.int32),
+            FinishReason.STOP if turn[-1] == EOS else FinishReason.LENGTH,
             self.clock,
         )
 
@@ -83,6 +86,14 @@ class Playback:
 
     def close(self):
         self.asked = []
+
+
+def replying(prompt, rng):
+    """An environment that answers a short turn with the reply of its group, and ends the episode at any other."""
+    turn = yield ""
+    if len(turn.text.split()) < SHORT:
+        yield prompt.extra["reply"]
+    return {}
 
 
 class Recorded:
@@ -141,7 +152,11 @@ def recipe_settings(ours: dict[str, Any], model: Path, groups: list[dict], folde
         "rollout.max_response_tokens": LIMIT,
         "trainer.steps": TRAINING_STEPS,
         "rewards": [{"name": "accuracy", "kind": "exact"}],
-        "train": [{"problem": text(group["prompt"]), "answer": str(n)} for n, group in enumerate(groups)],
+        "train": [
+            {"problem": text(group["prompt"]), "answer": str(n), "reply": text(group.get("reply", []))}
+            for n, group in enumerate(groups)
+        ],
+        **({"environment": {"kind": replying, "lag": 0}, "run.reward_workers": 1} if "reply" in groups[0] else {}),
         **ours,
     }
 

@@ -97,6 +97,11 @@ DIFFERENCES = (
         "length penalty", "dapo",
     ),
     Difference(
+        TRL, "later passes take the minibatches of the first (`num_iterations`)", "they draw their minibatches anew",
+        "one optimiser step a pass: `learner.minibatch_prompts: null`, there `steps_per_generation` equal to "
+        "`gradient_accumulation_steps`", "two passes over minibatches", "dapo, two passes",
+    ),
+    Difference(
         VERL, "dual clip at `clip_ratio_c` = 3, always", "none unless set", "`algorithm.clip.dual: 3.0`",
         "no dual clip", "token-mean, old is the sampler's",
     ),
@@ -118,6 +123,12 @@ DIFFERENCES = (
         "`mask_sequence` leaves it as it is",
         "a reduction that counts no tokens: `sequence_sum`, there `seq-mean-token-sum`", "rejected sequences",
         "rejected sequences, sums",
+    ),
+    Difference(
+        VERL, "later passes take the minibatches of the first (`ppo_epochs`), unless `shuffle` is set",
+        "they draw their minibatches anew",
+        "one optimiser step a pass: `learner.minibatch_prompts: null`, there `ppo_mini_batch_size` equal to "
+        "`train_batch_size`", "two passes over minibatches", "two passes",
     ),
     Difference(
         VERL, "the first warm-up step has the learning rate 0", "it has peak / warm-up steps", "`learner.warmup: 0` on "

@@ -19,7 +19,7 @@ class Step:
     name: str
     theirs: dict[str, Any]
     ours: dict[str, Any]
-    world: Literal["even", "uneven"] = "even"
+    world: Literal["even", "uneven", "turns"] = "even"
     equal: bool = True
     reward_factor: float = 1.0  # on the rewards of the world
     scale: float | None = None  # apart by this factor alone: our loss and gradient over theirs
@@ -72,6 +72,7 @@ _KL = {"beta": 0.1, "use_bias_correction_kl": False}
 _OUR_KL = {"algorithm.kl_coefficient": 0.1, "algorithm.kl_estimator": "k3"}
 _DR_THEIRS = {"loss_type": "dr_grpo", "scale_rewards": "none"}
 _DR_OURS = {REDUCTION: "constant", "algorithm.advantage.scale": "none"}
+_TWICE = {"learner.epochs_per_rollout": 2}
 _LINEAR = {"learner.schedule": "linear", "learner.schedule_unit": "optimizer"}
 _VLLM = {"vllm_importance_sampling_correction": True}
 
@@ -127,7 +128,32 @@ _TRL_STEPS = (
         {"preset": "grpo-trl", "learner.learning_rate": RATE, "algorithm.old_logprobs": "learner",
          "algorithm.correction.kind": "none", "learner.warmup": 0} | _LINEAR, world="uneven",
     ),
+    _trl(
+        "dapo, two passes", _DAPO | _WHOLE_THEIRS | {"num_iterations": 2}, _WHOLE_OURS | _TWICE, world="uneven",
+    ),
+    _trl(
+        "grpo, three passes", _GRPO | _WHOLE_THEIRS | {"num_iterations": 3},
+        _WHOLE_OURS | _ROWS | {"learner.epochs_per_rollout": 3}, world="uneven",
+    ),
+    _trl("turns, dapo", _DAPO | _WHOLE_THEIRS, _WHOLE_OURS, world="turns"),
+    _trl("turns, dapo, masked", _DAPO | _WHOLE_THEIRS | _MASKED, _WHOLE_OURS | _FILTERED, world="turns"),
+    _trl("turns, grpo", _GRPO, _ROWS, world="turns"),
+    _trl("turns, dr_grpo", _DR_THEIRS, _DR_OURS, world="turns"),
+    _trl(
+        "turns, gspo", _GRPO | {"importance_sampling_level": "sequence", "epsilon": 0.03, "epsilon_high": 0.04},
+        _ROWS | {"algorithm.loss.ratio": "sequence", "algorithm.clip.low": 0.03, "algorithm.clip.high": 0.04},
+        world="turns",
+    ),
+    _trl("turns, grpo, KL", _GRPO | _KL, _ROWS | _OUR_KL, world="turns"),
+    _trl(
+        "turns, correction", _GRPO | _tis("sequence_truncate", None, 1.5) | _GRPO,
+        _ROWS | _correction(kind="truncate_sequence", sequence_cap=1.5), world="turns",
+    ),
+    _trl(
+        "turns, two passes", _DAPO | _WHOLE_THEIRS | {"num_iterations": 2}, _WHOLE_OURS | _TWICE, world="turns",
+    ),
     # ------------------------------------------------------------------------------------------ apart
+    _trl("two passes over minibatches", _GRPO | {"num_iterations": 2}, _ROWS | _TWICE, world="uneven", equal=False),
     _trl("our eps", _DAPO, {"algorithm.advantage.eps": 1e-6}, equal=False, reward_factor=0.002),
     _trl("windows of unequal tokens", _DAPO, {}, world="uneven", equal=False),
     _trl("shuffled", _GRPO | {"shuffled": True}, _ROWS, world="uneven", equal=False),
@@ -257,7 +283,37 @@ _VERL_STEPS = (
         {"preset": "grpo-verl", "learner.learning_rate": 0.004, "learner.warmup": 0,
          "algorithm.old_logprobs": "learner", "algorithm.correction.kind": "none"}, world="uneven",
     ),
+    _verl(
+        "two passes", _WHOLE_OURS | _TWICE, actor={"ppo_mini_batch_size": 4, "ppo_epochs": 2}, world="uneven"
+    ),
+    _verl(
+        "two passes, old is the sampler's", _WHOLE_OURS | _TWICE | _SAMPLER, algorithm=_BYPASS, world="uneven",
+        actor={"ppo_mini_batch_size": 4, "ppo_epochs": 2},
+    ),
+    _verl("turns, token-mean", {}, world="turns"),
+    _verl("turns, seq-mean-token-mean", _ROWS, actor={"loss_agg_mode": "seq-mean-token-mean"}, world="turns"),
+    _verl(
+        "turns, seq-mean-token-sum-norm", {REDUCTION: "constant", "algorithm.advantage.scale": "none"}, world="turns",
+        actor={"loss_agg_mode": "seq-mean-token-sum-norm"}, algorithm={"norm_adv_by_std_in_grpo": False},
+    ),
+    _verl(
+        "turns, gspo", _ROWS | {"algorithm.loss.ratio": "sequence", "algorithm.clip.low": 0.03,
+                                "algorithm.clip.high": 0.04, "algorithm.clip.dual": None}, world="turns",
+        actor={"policy_loss": {"loss_mode": "gspo"}, "clip_ratio_low": 0.03, "clip_ratio_high": 0.04,
+               "loss_agg_mode": "seq-mean-token-mean"},
+    ),
+    _verl("turns, entropy", {"algorithm.entropy_coefficient": 0.02}, actor={"entropy_coeff": 0.02}, world="turns"),
+    _verl("turns, KL in the reward", _OUR_KL | {"algorithm.kl_in_reward": True}, world="turns",
+          algorithm={"use_kl_in_reward": True, "kl_coef": 0.1, "kl_penalty": "kl"}),
+    _verl(
+        "turns, correction, sequence", _correction(kind="truncate_sequence", sequence_cap=1.5), world="turns",
+        algorithm=_rollout_correction(rollout_is="sequence", rollout_is_threshold=1.5),
+    ),
     # ------------------------------------------------------------------------------------------ apart
+    _verl(
+        "two passes over minibatches", _ROWS | _TWICE, world="uneven", equal=False,
+        actor={"loss_agg_mode": "seq-mean-token-mean", "ppo_epochs": 2},
+    ),
     _verl("no dual clip", _SAMPLER | {"algorithm.clip.dual": None}, algorithm=_BYPASS, equal=False),
     _verl("ratio against the sampler", _SAMPLER, equal=False),
     _verl("the truncated are left out", {"algorithm.overlong_filtering": True}, equal=False),

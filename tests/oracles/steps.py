@@ -18,6 +18,8 @@ VOCABULARY = 40
 LENGTHS = (3, 5, 6, LIMIT)  # of a group's responses in the even world: the last one is truncated
 NOISE, FAR = 0.4, 1.6  # between sampler and model, nats; one token in eight is far off, so that every bound is met
 PROBES = 3
+WORLDS = ("even", "uneven", "turns")
+SHORT = 3  # tokens of a turn that is answered, at most; a longer one ends the episode
 
 
 def write_model(folder: Path) -> Path:
@@ -55,38 +57,67 @@ def text(token_ids: list[int]) -> str:
     return " ".join(f"w{n}" for n in token_ids if n > UNKNOWN)
 
 
-def make_rollouts(folder: Path, *, even: bool) -> list[list[dict]]:
+def make_rollouts(folder: Path, world: str) -> list[list[dict]]:
     """[training steps][groups]: a prompt and its responses, with rewards and what the sampler says of each token.
 
-    Even: every group has as many tokens as any other. The last group of a step has rewards without variance.
+    Even: every group has as many tokens as any other. Turns: three responses of a group have two turns of the model
+    and between them the group's ``reply`` of two tokens; ``generated`` says which tokens are the model's. The last
+    group of a step has rewards without variance.
     """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    rng = np.random.default_rng(11 if even else 12)
+    rng = np.random.default_rng(11 + WORLDS.index(world))
     rewards = [[1, 0, 0, 1], [1, 1, 0, 1], [0, 1, 0, 0], [1, 1, 1, 1]]
     rollouts = []
     for step in range(STEPS):
         groups = []
         for number in range(PROMPTS):
             prompt = rng.integers(3, VOCABULARY, 2 + (number + step) % 3).tolist()
-            lengths = rng.permutation(LENGTHS) if even else rng.integers(1, LIMIT + 1, GROUP)
-            responses = [rng.integers(3, VOCABULARY, n).tolist() for n in lengths]
-            for response in responses:
-                if len(response) < LIMIT:
-                    response[-1] = EOS
+            if world == "turns":
+                more = _episodes(rng)
+            else:
+                lengths = rng.permutation(LENGTHS) if world == "even" else rng.integers(1, LIMIT + 1, GROUP)
+                more = {"responses": [_turn(rng, int(length), LIMIT) for length in lengths]}
+            responses = more["responses"]
             gaps = [rng.normal(0, NOISE, len(r)) + FAR * (rng.random(len(r)) < 0.125) for r in responses]
             sampler = [_logprobs(model, prompt, r) - gap for r, gap in zip(responses, gaps, strict=True)]
             groups.append(
                 {
                     "prompt": prompt,
-                    "responses": responses,
+                    **more,
                     "sampler_logprobs": [np.minimum(row, 0).round(5).tolist() for row in sampler],
                     "rewards": [float(r) for r in rng.permutation(rewards[number])],
                 }
             )
         rollouts.append(groups)
     return rollouts
+
+
+def _turn(rng: np.random.Generator, length: int, limit: int) -> list[int]:
+    """Return tokens that end with the end token, unless they are as many as the limit."""
+    tokens: list[int] = rng.integers(3, VOCABULARY, length).tolist()
+    return tokens if length == limit else [*tokens[:-1], EOS]
+
+
+def _episodes(rng: np.random.Generator) -> dict:
+    """Return a group's responses of two turns, and a last one of a single turn, which is too long to be answered."""
+    reply = rng.integers(3, VOCABULARY, 2).tolist()
+    responses, generated = [], []
+    for number in range(GROUP - 1):
+        first = _turn(rng, int(rng.integers(2, SHORT + 1)), LIMIT)
+        left = LIMIT - len(first) - len(reply)
+        second = _turn(rng, left if number == 0 else int(rng.integers(1, left)), left)  # the first is cut off
+        responses.append(first + reply + second)
+        generated.append([1] * len(first) + [0] * len(reply) + [1] * len(second))
+    alone = _turn(rng, int(rng.integers(SHORT + 2, LIMIT)), LIMIT)
+    return {"responses": [*responses, alone], "generated": [*generated, [1] * len(alone)], "reply": reply}
+
+
+def mask_of(group: dict) -> list[list[int]]:
+    """Return which tokens of each response are the model's."""
+    found: list[list[int]] = group.get("generated") or [[1] * len(response) for response in group["responses"]]
+    return found
 
 
 @torch.no_grad()

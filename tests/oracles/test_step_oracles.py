@@ -30,11 +30,13 @@ APART = 1e-2
 QUICK = {
     TRL: (
         *("dapo", "dapo, one optimiser step", "dapo, masked", "grpo, KL", "bnpo", "dr_grpo", "cispo", "gspo"),
-        *("correction, token_truncate", "its own defaults", "scaled rewards"),
+        *("correction, token_truncate", "its own defaults", "scaled rewards", "turns, grpo"),
+        "dapo, two passes",
     ),
     VERL: (
         *("token-mean", "token-mean, old is the sampler's", "seq-mean-token-mean", "KL in the reward", "entropy"),
         *("correction, sequence", "its own defaults for GRPO, with the KL loss", "no dual clip"),
+        *("two passes", "turns, token-mean"),
     ),
 }
 """Of the steps, for the default tests; the others are slow only by their number."""

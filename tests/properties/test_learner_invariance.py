@@ -20,6 +20,7 @@ from dapo.algorithms.variants.cispo import cispo_objective
 from dapo.config import schema
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import WorkerHere
+from dapo.learner.step import PolicyStep
 from dapo.learner.worker import Worker
 from dapo.metrics.stats import values
 from dapo.models.load import load_model
@@ -42,11 +43,13 @@ def workers(tmp_path_factory, request):
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=16, heads=2, ffn=24, **request.param)
     return [
         Worker(
-            load_model(folder, dtype=torch.float64, attention_mode=mode),
-            OBJECTIVES[0],
-            schema.Learner(),
-            0.9,
-            correction,
+            PolicyStep(
+                load_model(folder, dtype=torch.float64, attention_mode=mode),
+                OBJECTIVES[0],
+                schema.Learner(),
+                0.9,
+                correction,
+            )
         )
         for mode in ("packed", "padded")
     ]

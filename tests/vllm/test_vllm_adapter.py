@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from learner_here import LearnerHere
 from vllm_parts import drain, request, start, true_logprobs
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config.schema import Learner, Lora
 from dapo.errors import EngineError
-from dapo.learner.driver import LearnerDriver
-from dapo.learner.hosts import WorkerHere
-from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 
@@ -28,7 +26,7 @@ def adapted(folder, architecture, dtype="float32", **lora):
     path = make_tiny_model(folder, architecture, hidden=128, heads=4, kv_heads=2, dtype=getattr(torch, dtype))
     loaded = load_model(str(path), device="cpu", dtype=dtype, lora=Lora(rank=4, **lora))
     loaded.sends_adapter = True
-    return loaded, LearnerDriver(WorkerHere(Worker(loaded, OBJECTIVE, Learner(), 1.0)), None)
+    return loaded, LearnerHere(loaded, OBJECTIVE, Learner(), 1.0)
 
 
 def moved(loaded, seed, scale):
@@ -95,7 +93,7 @@ def test_an_adapter_of_another_version_is_seen_by_its_checksums(tmp_path):
         ours = learner.checksums({name: one.dtype for name, one in before.items()})
         assert {name for name, one in before.items() if ours[name] != one.value} == set(learner.publish(1).names)
         loaded.sends_adapter = False
-        merging = LearnerDriver(WorkerHere(Worker(loaded, OBJECTIVE, Learner(), 1.0)), None)
+        merging = LearnerHere(loaded, OBJECTIVE, Learner(), 1.0)
         with pytest.raises(EngineError, match="applies an adapter, and whole weights were published"):
             engine.load(merging.publish(2))
     finally:

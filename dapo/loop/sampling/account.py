@@ -361,7 +361,7 @@ def source_metrics(groups: Sequence[Group], sources: Sequence[str], levels: Mapp
 
 
 def stopped(account: Account, settings: DynamicSampling, kept: int, shares: Shares) -> SamplingStopped:
-    """Make the error of the outcome ``stop``, with what was seen."""
+    """Make the error of the outcome ``stop``, with the counts so far."""
     met, limit = _met(settings, shares)
     wanted = shares.prompts_per_step
     return SamplingStopped(StopEvidence(met, limit, kept, wanted, shares, cause_of(shares), _example(account)))

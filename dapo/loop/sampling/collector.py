@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -61,7 +62,7 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What decides the order of events in a collector."""
+    """Settings that decide the order of events in a collector."""
 
     verdict_lag: int = 0  # engine steps after which a verdict takes effect
     overlaps: bool = False
@@ -481,7 +482,7 @@ class StreamingCollector:
         selector.end_step(account.verdicts())
         metrics = account.metrics(self.step, batch, engine)
         metrics |= source_metrics(account.groups, selector.sources, selector.levels())
-        metrics |= self._environment_counts()
+        metrics |= self._environment_counts(account.count["sampling/prefill_tokens"])
         held = sum(int(group.lengths().sum()) for group in self.kept) + sum(g.tokens() for g in self.open.values())
         metrics |= {
             "groups/waiting": len(self.kept),
@@ -493,13 +494,18 @@ class StreamingCollector:
         account.begin(self.engine.stats())
         return metrics
 
-    def _environment_counts(self) -> Metrics:
-        """Return what the environments' processes did since the last step; {} without an environment."""
+    def _environment_counts(self, prefilled: float) -> Metrics:
+        """Return what happened in episodes since the last step, in which the engine prefilled so many tokens.
+
+        {} without an environment.
+        """
         if self.rollouts.episodes is None:
             return {}
         before, self._environment_before = self._environment_before, self.rollouts.episodes.counters()
         now = self._environment_before.items()
-        return {f"environment/{name}": value - before.get(name, 0.0) for name, value in now}
+        counts = {f"environment/{name}": value - before.get(name, 0.0) for name, value in now}
+        given = counts["environment/given_tokens"]
+        return counts | {"environment/prefill_ratio": prefilled / given if given else math.nan}
 
     # ------------------------------------------------------------------ how far the batch is
 

@@ -83,6 +83,7 @@ class Episodes:
         phases: waiting for a reply is the phase ``environment``.
         waited: seconds spent waiting for replies.
         not_repeatable: episodes whose environment answered otherwise when it was played again.
+        given: tokens of training that the model was given to read: a group's prompt once, and each reply.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Episodes:
         self._version = 0  # of the weights when answers take effect
         self.phases = Phases()
         self.waited = 0.0
-        self.not_repeatable = self._compared = 0
+        self.not_repeatable = self._compared = self.given = 0
 
     @property
     def waiting(self) -> int:
@@ -124,6 +125,8 @@ class Episodes:
             known = self._episodes[key] = _Episode(request, prompt, empty if prefix is None else prefix)
             known.spoken = self._spoken(known)
         known.request = request
+        if prefix is None and key.lane == "train" and key.sample == 0:
+            self.given += len(request.prompt_ids)
         if known.question is not None:  # it was asked before the episode was taken back
             known.due = tick + self.lag
         elif known.partial.turns and known.partial.turns[-1].who == MODEL:
@@ -202,13 +205,16 @@ class Episodes:
             found = self._take(episode, episode.answer, tick)
             if isinstance(found, SampleRequest):
                 requests.append(found)
+                if key.lane == "train" and (turns := episode.partial.turns) and turns[-1].who != MODEL:
+                    self.given += turns[-1].stop - turns[-1].first
             elif found is not None:
                 over.append(found)
         return requests, over
 
     def counters(self) -> Metrics:
-        """Return counts since construction: replayed turns, time-outs, episodes that did not repeat, seconds waited."""
-        return {**self.players.counters(), "not_repeatable": float(self.not_repeatable), "waited": self.waited}
+        """Return counts since construction: of the players, and those of the attributes."""
+        own = {"not_repeatable": float(self.not_repeatable), "waited": self.waited, "given_tokens": float(self.given)}
+        return {**self.players.counters(), **own}
 
     def close(self) -> None:
         """Close all episodes."""
@@ -392,13 +398,14 @@ class Episodes:
         return messages, was_cut
 
     def _further(self, episode: _Episode, prefix: Partial | None) -> SampleRequest:
-        """Return the request for the next turn of the model."""
+        """Return the request for the next turn of the model; an engine keeps what a further turn goes on behind."""
         request, most = episode.request, self.limits.max_turn_tokens
         sampling = request.sampling
         if most is not None:
             start = 0 if prefix is None else prefix.turn_start
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, start + most))
-        return replace(request, prefix=prefix, sampling=sampling)
+        keep = len(episode.spoken) + 1 < self.limits.max_turns
+        return replace(request, prefix=prefix, sampling=sampling, keep=keep)
 
     # ------------------------------------------------------------------ the end
 

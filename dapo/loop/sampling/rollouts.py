@@ -74,6 +74,7 @@ class Rollouts:
         self._ended: defaultdict[Lane, list[SampleEvent]] = defaultdict(list)
         self._played: defaultdict[Lane, list[Response]] = defaultdict(list)  # episodes that ended
         self._playing: set[Key] = set()  # episodes under way
+        self._kept: dict[Key, int | None] = {}  # of these, those whose slot an engine keeps, and which of several does
         self._lost: defaultdict[Lane, list[Key]] = defaultdict(list)
         self._asked: defaultdict[Lane, int] = defaultdict(int)  # scores that did not arrive
         self._scores: defaultdict[Lane, list[tuple[Key, Score]]] = defaultdict(list)
@@ -181,7 +182,10 @@ class Rollouts:
         assert self.episodes is not None
         key = event.key
         self._earlier[key] = self._earlier.get(key, 0) + len(event.token_ids)
-        self.episodes.turn(key, joined(self._requests.pop(key).prefix, event), event.tick)
+        request = self._requests.pop(key)
+        if request.keep:
+            self._kept[key] = event.engine
+        self.episodes.turn(key, joined(request.prefix, event), event.tick)
 
     def _take_answers(self, patience: float | None) -> bool:
         """Let the replies that are due take effect; return whether there were any."""
@@ -189,11 +193,24 @@ class Rollouts:
             return False
         idle = sum(self._under_way.values()) == self.episodes.waiting
         requests, over = self.episodes.due(self.engine.clock, self.engine.version, idle=idle, patience=patience)
-        self._hand_over(requests)
+        self._hand_over([self._where_kept(request) for request in requests])
+        self._let_go(each.key for each in over)
         for each in over:
             self._under_way[each.key.lane] -= 1
             self._played[each.key.lane].append(self._response(each))
         return bool(requests or over)
+
+    def _where_kept(self, request: SampleRequest) -> SampleRequest:
+        """Ask the engine that keeps the slot of a request, where it is one of several."""
+        engine = self._kept.pop(request.key, None)
+        return request if engine is None else replace(request, engine=engine)
+
+    def _let_go(self, keys: Iterable[Key]) -> None:
+        """Let the kept slots of responses that do not go on go."""
+        if kept := [key for key in keys if key in self._kept]:
+            for key in kept:
+                del self._kept[key]
+            self.engine.abort(kept)
 
     def _response(self, over: Over) -> Response:
         self._playing.discard(over.key)
@@ -234,6 +251,7 @@ class Rollouts:
         ended = {event.key for event in waiting}
         keys = [key for key in self._requests if key.lane == lane and key not in ended]
         events = self.engine.abort(keys) if keys else []
+        self._let_go([key for key in self._kept if key.lane == lane])
         self._under_way[lane] = 0
         responses = self._played.pop(lane, [])
         if self.episodes is not None:

@@ -342,6 +342,15 @@ const COST = [
     series: [s("sampling/slot_use", "busy")],
   },
   {
+    id: "prefill",
+    group: "Machine",
+    title: "Prefill of episodes",
+    unit: "ratio",
+    says: "Prefilled tokens / tokens of prompts and replies. Above 1: some were computed twice.",
+    needs: "environment/prefill_ratio",
+    series: [s("environment/prefill_ratio", "prefilled / given")],
+  },
+  {
     id: "memory",
     group: "Machine",
     title: "Memory",

@@ -325,6 +325,7 @@ def test_each_focused_row_is_a_valid_recipe_that_differs_in_what_its_table_is_ab
 
 def test_seeds_of_the_tables_are_apart_and_none_is_one_of_the_trials(ablation):
     seen = [set(table.seeds) for name, table in ablation.TABLES.items() if name != "variants"]  # has those of parts
+    seen += [set(table.again) for table in ablation.FOCUSED.values()]
     assert len(set.union(*seen)) == sum(map(len, seen))
     assert min(set.union(*seen)) > 100
 
@@ -473,3 +474,19 @@ def test_results_are_published_from_committed_code_alone(ablation, tmp_path, mon
         machine.refuse_changes(published)
     machine.refuse_changes(tmp_path / "elsewhere.json")
     assert machine.describe_machine()["commit"] == commit + "-dirty"
+
+
+def test_a_repetition_is_held_against_what_the_first_seeds_showed(focused):
+    import ablation_focused_report as focused_report
+
+    def report(**means):
+        shown = {key: {"mean": m, "low": m - 1, "high": m + 1, "shown": abs(m) > 2} for key, m in means.items()}
+        return {"tasks": {"coin": {"differences": {"0.28 less 0.2": shown}}}}
+
+    first = report(entropy=3.0, start=-4.0, clip_high=5.0, length=-6.0, accuracy=1.0)
+    again = report(entropy=2.5, start=-1.0, clip_high=-0.5, length=7.0, accuracy=9.0)
+    said = "\n".join(focused_report.beside_the_first(focused.COIN, first, again))
+    assert said.startswith("1 of 4 differences")
+    verdicts = [line.rsplit("|", 2)[1].strip() for line in said.splitlines()[4:]]
+    assert verdicts == ["shown again", "same sign, not shown", "the sign is another", "the opposite is shown"]
+    assert "accuracy" not in said  # the first seeds did not show it

@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.yaml").write_text(
         "model: {path: ./model}\ndata: {train: [{path: train.jsonl}], validation: [{task: signed_sum, size: 8}]}\n"
         "rewards: [{kind: exact, pattern: '=(\\d+)$'}]\nrollout: {max_response_tokens: 32}\n"
+        "trainer: {steps: 10}\n"
     )
     return tmp_path
 
@@ -70,6 +71,18 @@ def test_doubts_stand_under_the_verdict(folder: Path, capsys: pytest.CaptureFixt
     assert [line.split(":")[0] for line in lines[:4]] == ["  doubt", "  doubt", "  doubt", "Not looked at"]
     assert "run.threads above 1" in lines[0]
     assert "unknown to the tokenizer (<unk>)" in lines[1]
+
+
+def test_few_problems_are_a_doubt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """7 problems: 10 steps of 32 prompts pass 46 times over them, 100 steps 457 times."""
+    code, told, _ = check(capsys, "trainer.steps=100")
+    assert code == 0
+    assert "the run passes 457 times over its 7 training prompts" in told.splitlines()[1]
+    with (folder / "train.jsonl").open("a") as file:
+        file.writelines('{"problem": "9 +9 =", "answer": ""}\n' for _ in range(2))
+    _, told, _ = check(capsys)
+    assert told.startswith("mine.yaml: good, with 1 doubt.")
+    assert "2 of 9 problems are not used. train: 7 prompts of 7 problems" in told.splitlines()[1]
 
 
 def test_a_supervised_run_has_the_same_screen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +145,10 @@ def test_a_folder_that_may_not_be_read(
 
     monkeypatch.setattr(Path, "iterdir", forbidden)
     code, told, said = check(capsys)
-    assert (code, told) == (2, "mine.yaml: refused\n")
+    assert code == 2
+    first, _, title, arithmetic, *_ = told.splitlines()
+    assert (first, title) == ("mine.yaml: refused", "arithmetic, without model and data")
+    assert "32 prompts x 16 responses = 512 responses, at most 16,384 response tokens" in arithmetic
     assert "/model' cannot be read" in said
     assert "Permission denied" in said
 

@@ -144,6 +144,8 @@ def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
     assert "algorithm.clip.high" in said(capsys, "explain", "epsilon_high")
     assert "Kept groups" in said(capsys, "explain", "sampling/acceptance_rate")
     assert "rollout.group_size" in said(capsys, "explain", "group_size").splitlines()[0]
+    both = said(capsys, "explain", "learning_rate").splitlines()
+    assert [line for line in both if line.endswith(".learning_rate")] == ["learner.learning_rate", "sft.learning_rate"]
     assert "rewards.N.weight" in said(capsys, "explain", "rewards.0.weight")
     assert "the nearest are algorithm.clip.high" in said(capsys, "explain", "algorithm.clip.hihg", code=2)
     assert "that is known. The name of a section, such as rollout," in said(capsys, "explain", "nonsense", code=2)

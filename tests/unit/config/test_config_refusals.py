@@ -75,6 +75,7 @@ def test_the_base_of_these_tests_is_good() -> None:
         # overrides themselves
         ("trainer.steps", ["`trainer.steps`", "key=value"]),
         ("learner.betas=[0.9", ["not valid YAML"]),
+        (r'rewards.0.pattern="a\d"', ["unknown escape character", "single quotes keep a backslash"]),
         # batch arithmetic
         ("learner.minibatch_prompts=12", ["does not divide", "32 = 2 x 12 + 8", "8, 16"]),
         ("learner.minibatch_prompts=64", ["more than rollout.prompts_per_step = 32"]),

@@ -13,7 +13,7 @@ import torch
 from learner_here import LearnerHere
 from learner_rows import make_rows
 from learner_subject import assert_curve_goes_on, learn, logprobs
-from rank_stage import OBJECTIVES, open_stages
+from rank_stage import OBJECTIVES
 from rank_work import CASES, alone, assert_equal, trained_a_little
 from torch.distributed.tensor import DTensor
 
@@ -22,11 +22,10 @@ from dapo.errors import CheckpointError
 from dapo.learner import sharding
 from dapo.learner.sharding import Shape
 from dapo.learner.tensor_files import TensorFiles
-from dapo.metrics.stats import merge, values
+from dapo.metrics.stats import values
 from dapo.models.adapter import adapter_parts, published
 from dapo.models.checksum import checksum
 from dapo.models.load import load_model
-from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import read_weights
 
 over_processes = pytest.mark.cluster
@@ -35,27 +34,12 @@ LORA = {"rank": 3, "lora_alpha": 6.0}
 SETTINGS = {"microbatch_tokens": 48}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapters")
-    for name, options in MODELS.items():
-        make_tiny_model(folder / name, **options)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def stages(folder):
-    with open_stages(folder) as stage:
-        yield stage
-
-
 # ---------------------------------------------------------------- gradients, weights and statistics
 
 
 def together(stage, *args, work=rank_work.sharded, **options):
     """Statistics of all ranks, gradients and weights of rank 0."""
-    answers = stage.all("run", partial(work, start=trained_a_little, **options), *args)
-    return merge(stats for stats, _, _ in answers), answers[0][1], answers[0][2]
+    return stage.together(work, *args, start=trained_a_little, **options)
 
 
 def check(stages, folder, ranks, kind, dtype, case, shape=None, work=rank_work.sharded, lora=LORA, **options):

@@ -10,28 +10,15 @@ import torch
 from learner_here import LearnerHere
 from learner_rows import make_rows
 from learner_subject import assert_curve_goes_on, learn, publish
-from rank_stage import OBJECTIVES, open_stages
+from rank_stage import OBJECTIVES
 
 from dapo.config import schema
 from dapo.models.load import load_model
-from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import read_weights
 
 pytestmark = pytest.mark.cluster
 SETTINGS = {"microbatch_tokens": 48}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    make_tiny_model(folder / "model", hidden=16, heads=2, ffn=24)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def stages(folder):
-    with open_stages(folder) as stage:
-        yield stage
+MODELS = {"model": {"hidden": 16, "heads": 2, "ffn": 24}}
 
 
 def local(folder, dtype):

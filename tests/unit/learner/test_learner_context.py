@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,14 +10,13 @@ import rank_work
 import torch
 import torch.distributed as dist
 from learner_here import LearnerHere
-from rank_stage import open_stages
 from rank_work import OBJECTIVES, alone, assert_equal, model, settings, step_of
 
 from dapo.config.schema import Lora
 from dapo.errors import ModelError
 from dapo.learner.sharding import Shape
 from dapo.learner.worker import RankPlace, make_worker
-from dapo.metrics.stats import merge, values
+from dapo.metrics.stats import values
 from dapo.models import context
 from dapo.models.load import load_model
 from dapo.models.packing import pack
@@ -50,30 +48,10 @@ MODELS = {
 EXACT = 1e-12
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("context")
-    for name, options in MODELS.items():
-        make_tiny_model(folder / name, **options)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def stages(folder):
-    with open_stages(folder) as stage:
-        yield stage
-
-
-def together(stage, function, *args, **options):
-    """Statistics of all ranks, gradients and weights of rank 0."""
-    answers = stage.all("run", partial(function, **options), *args)
-    return merge(stats for stats, _, _ in answers), answers[0][1], answers[0][2]
-
-
 @pytest.mark.parametrize("case", ["uneven", "long prompts", "a rank without rows"])
 def test_two_ranks_that_share_rows_are_one_process(stages, folder, case):
     """One key head for both ranks; a prompt so long that the first rank predicts nothing."""
-    found = together(stages(2), rank_work.sharded, folder / "qwen3", "float64", Shape(2, context_parallel=2), case)
+    found = stages(2).together(rank_work.sharded, folder / "qwen3", "float64", Shape(2, context_parallel=2), case)
     assert_equal(found, alone(folder / "qwen3", "float64", case), EXACT)
 
 
@@ -117,7 +95,7 @@ def test_the_driver_asks_one_of_those_that_share_rows(stages, folder):
 def test_every_shape_is_one_process(stages, folder, kind, shape, objective, case):
     """Key heads as many as ranks, fewer, and such that they divide no number of ranks; ratios of tokens and rows."""
     options = {"objective": objective}
-    found = together(stages(shape.ranks), rank_work.sharded, folder / kind, "float64", shape, case, **options)
+    found = stages(shape.ranks).together(rank_work.sharded, folder / kind, "float64", shape, case, **options)
     assert_equal(found, alone(folder / kind, "float64", case, **options), EXACT)
 
 
@@ -127,7 +105,7 @@ def test_every_shape_is_one_process(stages, folder, kind, shape, objective, case
 def test_recomputed_activations(stages, folder, kind, checkpointing):
     options = {"activation_checkpointing": checkpointing}
     shape = Shape(4, context_parallel=4)
-    found = together(stages(4), rank_work.sharded, folder / kind, "float64", shape, "uneven", **options)
+    found = stages(4).together(rank_work.sharded, folder / kind, "float64", shape, "uneven", **options)
     assert_equal(found, alone(folder / kind, "float64", "uneven", **options), EXACT)
 
 
@@ -137,7 +115,7 @@ def test_an_adapter(stages, folder):
     options = {"lora": Lora(rank=3)}
     shape, start = Shape(2, context_parallel=2), rank_work.trained_a_little
     args = (rank_work.sharded, folder / "qwen3", "float64", shape, "uneven")
-    found = together(stages(2), *args, start=start, **options)
+    found = stages(2).together(*args, start=start, **options)
     assert_equal(found, alone(folder / "qwen3", "float64", "uneven", start=start, **options), EXACT)
 
 
@@ -163,7 +141,7 @@ def with_strides(stage, *args, **options):
 def test_a_gradient_in_another_order_would_be_seen(stages, folder):
     """The loss is exact with this mistake, and the gradient is not."""
     shape = Shape(2, context_parallel=2)
-    found = together(stages(2), with_strides, folder / "llama", "float64", shape, "uneven", minibatches=1)
+    found = stages(2).together(with_strides, folder / "llama", "float64", shape, "uneven", minibatches=1)
     expected = alone(folder / "llama", "float64", "uneven", minibatches=1)
     loss = [values(side[0])["train/loss"] for side in (found, expected)]
     np.testing.assert_allclose(*loss, rtol=1e-12)

@@ -18,6 +18,7 @@ from scripted_learner import ScriptedLearner
 from dapo.algorithms.objective import Objective, clip_objective
 from dapo.config import schema
 from dapo.learner.checkpoint import Contents
+from dapo.learner.step import PolicyStep
 from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -58,7 +59,7 @@ def apart(tmp_path_factory):
 
     def host(ffn, objective):
         own = replace(loaded[ffn], model=copy.deepcopy(loaded[ffn].model))
-        return Worker(own, objective, SETTINGS, temperature=1.0)
+        return Worker(PolicyStep(own, objective, SETTINGS, temperature=1.0))
 
     def make(ffn=24, objective=OBJECTIVE):
         return learner_apart(host, ffn, objective, weights=folder / "weights")

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import rank_work
 import torch
-from rank_stage import open_stages
 from rank_work import alone, assert_equal
 
 from dapo.errors import ModelError
 from dapo.learner.sharding import Shape, check_experts
 from dapo.metrics.stats import merge
-from dapo.models.tiny import make_tiny_model
 
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+MODELS = {
+    "model": {"architecture": "qwen3_moe", "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, **EXPERTS},
+}
 
 
 def with_experts(*counts):
@@ -43,19 +44,6 @@ def test_slices_in_which_every_rank_has_experts(experts, ranks):
 def test_slices_that_leave_ranks_empty_are_refused(experts, shape, said):
     with pytest.raises(ModelError, match=said):
         check_experts(with_experts(experts, 128), shape)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("experts")
-    make_tiny_model(folder / "model", "qwen3_moe", hidden=32, heads=4, kv_heads=2, ffn=48, **EXPERTS)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def stages(folder):
-    with open_stages(folder) as stage:
-        yield stage
 
 
 def with_routes(step):

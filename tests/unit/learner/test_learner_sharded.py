@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
+import rank_stage
 import rank_work
 import torch
-from rank_stage import MODELS, open_stages
 from rank_work import CASES, alone, assert_equal
 
 from dapo.learner import sharding
 from dapo.learner.sharding import Shape
-from dapo.metrics.stats import merge
-from dapo.models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.cluster
+MODELS = rank_stage.MODELS
 EXACT = {"float64": 1e-12, "float32": 1e-6}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharded")
-    for name, options in MODELS.items():
-        make_tiny_model(folder / name, **options)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def stages(folder):
-    with open_stages(folder) as stage:
-        yield stage
-
-
-def together(stage, function, *args, **options):
-    """Statistics of all ranks, gradients and weights of rank 0."""
-    answers = stage.all("run", partial(function, **options), *args)
-    return merge(stats for stats, _, _ in answers), answers[0][1], answers[0][2]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -45,7 +22,7 @@ def together(stage, function, *args, **options):
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 @pytest.mark.parametrize("ranks", [2, 3])  # 80 rows of the embedding: 27, 27 and 26
 def test_the_gradient_of_one_process(stages, folder, ranks, kind, dtype, reshard, case):
-    found = together(stages(ranks), rank_work.sharded, folder / kind, dtype, Shape(ranks, reshard=reshard), case)
+    found = stages(ranks).together(rank_work.sharded, folder / kind, dtype, Shape(ranks, reshard=reshard), case)
     assert_equal(found, alone(folder / kind, dtype, case), EXACT[dtype])
 
 
@@ -54,27 +31,27 @@ def test_the_gradient_of_one_process(stages, folder, ranks, kind, dtype, reshard
 def test_epochs_deal_rows_to_other_ranks(stages, folder, case, minibatches):
     """Ranks exchange the old log-probabilities of the first epoch."""
     options = {"minibatches": minibatches, "epochs": 3}
-    found = together(stages(2), rank_work.sharded, folder / "tied", "float64", Shape(2), case, **options)
+    found = stages(2).together(rank_work.sharded, folder / "tied", "float64", Shape(2), case, **options)
     assert_equal(found, alone(folder / "tied", "float64", case, **options), EXACT["float64"])
 
 
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_recomputed_activations(stages, folder, kind):
-    found = together(
-        stages(2), rank_work.sharded, folder / "qwen3", "float64", Shape(2), "uneven", activation_checkpointing=kind
+    found = stages(2).together(
+        rank_work.sharded, folder / "qwen3", "float64", Shape(2), "uneven", activation_checkpointing=kind
     )
     assert_equal(found, alone(folder / "qwen3", "float64", "uneven", activation_checkpointing=kind), EXACT["float64"])
 
 
 def test_replicas(stages, folder):
     """Two copies, each cut over two ranks; rows are dealt to all four."""
-    found = together(stages(4), rank_work.sharded, folder / "tied", "float64", Shape(4, replicas=2), "uneven")
+    found = stages(4).together(rank_work.sharded, folder / "tied", "float64", Shape(4, replicas=2), "uneven")
     assert_equal(found, alone(folder / "tied", "float64", "uneven"), EXACT["float64"])
 
 
 def test_bfloat16_with_float32_slices_is_bfloat16_with_masters(stages, folder):
     """Ranks gather bfloat16 and keep float32; one process computes in bfloat16 and keeps float32 copies."""
-    found = together(stages(2), rank_work.sharded, folder / "tied", "bfloat16", Shape(2), "uneven")
+    found = stages(2).together(rank_work.sharded, folder / "tied", "bfloat16", Shape(2), "uneven")
     expected = alone(folder / "tied", "bfloat16", "uneven")
     assert {tensor.dtype for tensor in found[2].values()} == {torch.float32}
     assert_equal(found, expected, 0.02)
@@ -110,7 +87,7 @@ def check_groups(rank):
 
 @pytest.mark.parametrize("reshard", [False, True])
 def test_large_embedding_and_head_are_groups_of_their_own(stages, folder, reshard):
-    found = together(stages(2), large_groups, folder / "untied", "float64", Shape(2, reshard=reshard), "uneven")
+    found = stages(2).together(large_groups, folder / "untied", "float64", Shape(2, reshard=reshard), "uneven")
     assert_equal(found, alone(folder / "untied", "float64", "uneven"), EXACT["float64"])
 
 
@@ -137,6 +114,6 @@ def with_frozen(stage, *args, **options):
 
 
 def test_frozen_parameters_are_cut_and_stay(stages, folder):
-    found = together(stages(2), with_frozen, folder / "untied", "float64", Shape(2), "uneven")
+    found = stages(2).together(with_frozen, folder / "untied", "float64", Shape(2), "uneven")
     assert not [name for name in found[1] if any(part in name for part in FROZEN)]
     assert_equal(found, alone(folder / "untied", "float64", "uneven", frozen=FROZEN), EXACT["float64"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -69,7 +70,13 @@ def drain(subject, asked):
         found |= {one.key.group: one for one in subject.ended("train")}
     assert subject.under_way("train") == 0
     assert not subject.lost("train")
+    assert_no_slot_is_kept(subject)
     return found
+
+
+def assert_no_slot_is_kept(subject):
+    assert not subject.engine.kept
+    assert not subject._kept
 
 
 def content(response):
@@ -120,6 +127,7 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives):
         found = {one.key.group: one for one in subject.recall("train")}
         assert sorted(found) == list(range(6))
         assert subject.under_way("train") == 0
+        assert_no_slot_is_kept(subject)
         over = {n: one for n, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
         parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items() if n not in over}
         in_the_middle += sum(part.turn_start > 0 for part in parts.values())
@@ -132,6 +140,36 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives):
         assert tokens == {n: sum(one[1]) for n, one in whole.items()}
     assert in_the_middle > 20
     assert asked > 2
+
+
+def test_each_further_turn_finds_its_slot_and_no_lane_takes_those_of_another():
+    subject = mailbox(HerePlayers(echo, most=4))
+    turns = sum(len(one.completion.turns) // 2 for one in drain(subject, requests()).values())
+    opened = 6  # first turns, behind what the environment says first
+    assert subject.engine.found == turns - opened > 6
+    other = [replace(one, key=one.key._replace(lane="evaluate")) for one in requests()]
+    subject.submit(requests() + other, lambda key: PROMPT)
+    while len(subject.engine.kept) < 4 or len({key.lane for key in subject.engine.kept}) < 2:
+        assert subject.pump(0.0) is not None
+    subject.recall("evaluate")
+    assert {key.lane for key in subject.engine.kept} == {"train"}
+    found = {}
+    while len(found) < 6:
+        subject.pump()
+        found |= {one.key.group: one for one in subject.ended("train")}
+    assert_no_slot_is_kept(subject)
+
+
+def test_what_the_model_is_given_to_read_is_counted_once():
+    subject = mailbox(HerePlayers(echo, most=4))
+    found = drain(subject, requests())
+    replies = [t.stop - t.first for one in found.values() for t in one.completion.turns if t.who != MODEL]
+    assert subject.episodes.given == 6 * len(PROMPT.token_ids) + sum(replies)
+    other = [replace(one, key=one.key._replace(lane="evaluate")) for one in requests()]
+    subject.submit(other, lambda key: PROMPT)
+    while subject.under_way("evaluate"):
+        subject.pump()
+    assert subject.episodes.counters()["given_tokens"] == 6 * len(PROMPT.token_ids) + sum(replies)
 
 
 def test_a_state_is_restored_and_nothing_is_played_again():

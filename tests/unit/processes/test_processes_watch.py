@@ -47,7 +47,7 @@ def process(monkeypatch):
 def test_an_address_at_which_nobody_is_is_told_before_ray_asks_it(process):
     assert unanswered(process.address, 0.0) == ""
     process.kill()
-    assert unanswered(process.address, 0.0) == "nobody answered there for 0 s (Connection refused)"
+    assert unanswered(process.address, 0.0) == "nothing answered there for 0 s (Connection refused)"
     for other in ("auto", "ray://a:1", "a:b"):  # no matter of ours
         assert unanswered(other, 0.0) == ""
 

@@ -48,7 +48,10 @@ def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
     def make(slots):
         ticket = source(0)
         own = loaded if shares else replace(fresh("qwen3"), tokenizer=Numbers)
-        engine = {"generate": GenerateEngine}.get(kind, EmbeddedEngine)(own, slots=slots, shares_weights=shares)
+        if kind == "generate":
+            engine = GenerateEngine(own, slots=slots, shares_weights=shares)
+        else:
+            engine = EmbeddedEngine(own, slots=slots, shares_weights=shares, keeps=True)
         assert kind == "generate" or engine.decoder_name == kind
         engine.load(ticket)
         return engine
@@ -61,6 +64,7 @@ def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
         return logits.log_softmax(-1).gather(1, tokens[0, len(prompt) :, None])[:, 0].numpy()
 
     subject = Subject(make, source, stepwise=kind != "generate", text=Numbers.decode, plain=plain)
+    subject.keeps_slots = None if kind == "generate" else lambda engine: len(engine.kept)
     subject.bad = bad_requests(subject, loaded.model.config.vocab_size, loaded.model.config.max_position_embeddings)
     return subject
 

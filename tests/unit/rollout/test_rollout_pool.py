@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,16 +182,113 @@ def test_what_a_lost_engine_had_is_made_again(what, lockstep):
     assert pool.metrics()["cluster/engine_losses"] == 0  # since it was asked
 
 
-def trace(pool, requests, steps=40):
+def trace(pool, requests, steps=40, goes_on=lambda event: None):
     """Everything that can be seen of a pool in lockstep: what ends when, while new work comes and old is taken back."""
-    seen, left = [], list(requests)
+    seen, left, further = [], list(requests), []
     for _ in range(steps):
-        pool.submit([left.pop(0) for _ in range(min(len(left), 3))])
-        seen.append([(e.key, e.tick, e.token_ids.tolist(), e.finish) for e in pool.poll()])
+        pool.submit([left.pop(0) for _ in range(min(len(left), 3))] + further)
+        events = pool.poll()
+        further = [request for event in events if (request := goes_on(event)) is not None]
+        seen.append([(e.key, e.tick, e.token_ids.tolist(), e.logprobs.tolist(), e.engine, e.finish) for e in events])
         if len(seen) % 5 == 0 and seen[-1] and left:
             seen.append([(e.key, e.token_ids.tolist()) for e in pool.abort([left[0].key, *list(pool._owner)[:2]])])
         seen.append(pool.clock)
     return seen
+
+
+def going_on(requests, turns=3):
+    """Requests that keep their slots, and what makes the further ones, at the engine that keeps each."""
+    by_key = {request.key: replace(request, keep=True) for request in requests}
+    made = {}
+
+    def further(event):
+        before = made.get(event.key, [])
+        made[event.key] = [*before, event]
+        if len(made[event.key]) == turns or event.finish is FinishReason.ABORTED:
+            return None
+        request = by_key[event.key]
+        tokens = np.concatenate([*(each.token_ids for each in made[event.key])])
+        prefix = Partial(tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32))
+        sampling = replace(request.sampling, max_tokens=len(tokens) + 2 + event.key.sample)
+        keep = len(made[event.key]) + 1 < turns
+        return replace(request, prefix=prefix, sampling=sampling, engine=event.engine, keep=keep)
+
+    return list(by_key.values()), further
+
+
+def engines_of(transport):
+    return [host.thing._engine for host in transport.hosts if not host.lost]
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+def test_a_continuation_finds_its_slot_where_it_is(lockstep):
+    transport = InlineTransport()
+    pool = make_pool(2, 3, transport=transport, lockstep=lockstep)
+    asked, further = going_on(work())
+    pool.submit(asked)
+    ended = 0
+    while events := pool.poll():
+        ended += len(events)
+        assert {event.engine for event in events} <= {0, 1}
+        pool.submit([request for event in events if (request := further(event)) is not None])
+    assert ended == 3 * len(asked)
+    assert sum(engine.found for engine in engines_of(transport)) == 2 * len(asked)
+    assert not any(engine.kept for engine in engines_of(transport))
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+@pytest.mark.parametrize("how", ["abort one by one", "abort", "load", "sleep"])
+def test_engines_hear_which_slots_to_let_go(how, lockstep):
+    transport = InlineTransport()
+    pool = make_pool(3, 3, transport=transport, lockstep=lockstep)
+    asked = [replace(request, keep=True) for request in work()]
+    pool.submit(asked)
+    drain(pool)
+    engines = engines_of(transport)
+    assert sum(len(engine.kept) for engine in engines) == len(asked)
+    if how == "load":
+        pool.load(ticket(1))
+    elif how == "sleep":
+        pool.sleep()
+    else:
+        assert pool.abort(None if how == "abort" else (request.key for request in asked)) == []
+        pool.submit([request(g, 7, 3) for g in range(40, 46)])  # told with the next turn
+        drain(pool)
+    assert not any(engine.kept for engine in engines)
+    assert not any(member.kept or member.dropped or member.journal for member in pool._processes.members)
+
+
+def test_what_an_engine_kept_when_it_was_lost_goes_on_elsewhere():
+    transport = FaultyTransport(Once("engine-1", "turn", "before", 3), Watch())
+    limits = PoolLimits(restarts=0)
+    pool = make_pool(3, 3, transport=transport, limits=limits, now=transport.watch)
+    asked, further = going_on(work())
+    pool.submit(asked)
+    whole = {request.key: [] for request in asked}
+    while events := pool.poll():
+        for event in events:
+            whole[event.key] += event.token_ids.tolist()
+        pool.submit([request for event in events if (request := further(event)) is not None])
+    assert transport.killed == ["engine-1"]
+    assert pool.members() == [0]
+    for request in asked:
+        assert whole[request.key] == [token(request.seed, t) for t in range(len(whole[request.key]))]
+
+
+@pytest.mark.parametrize("what", ["before", "after"])
+def test_in_lockstep_kept_slots_are_those_of_an_engine_that_was_not_lost(what):
+    """To the last digit, which tells here whether a slot was found; engines have nothing unfinished now and then."""
+
+    def seen(transport):
+        pool = make_pool(2, 3, transport=transport, lockstep=True)
+        asked, further = going_on([request(g, 0, 2 + g % 3) for g in range(4)], turns=4)
+        return trace(pool, asked, steps=20, goes_on=further)
+
+    whole = seen(InlineTransport())
+    for count in range(1, 5):
+        transport = FaultyTransport(Once("engine-1", "turn", what, count))
+        assert seen(transport) == whole
+        assert len(transport.faults) == 1
 
 
 class Terse(NumberEngine):
