@@ -190,7 +190,7 @@ class Verified:
         return Reply([{**each, "content": each["content"] or ""} for each in asked[len(kept) :]])
 
     async def end(self, why: str) -> Reply:
-        """Tell the loop that the episode has no room left, and return its scores."""
+        """Tell the loop that the episode cannot go on, and return its scores."""
         from verifiers.errors import OverlongPromptError
 
         while self._task is not None and not self._task.done():
