@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -129,6 +129,7 @@ class OffPolicyMask:
     """
 
     threshold: float  # delta, nats a token
+    by_token: ClassVar[bool] = False
 
     def __call__(
         self, logprobs: ArrayLike, sampler_logprobs: ArrayLike, loss_mask: ArrayLike, advantage: float

@@ -29,7 +29,7 @@ class LossInputs:
     old_logprobs: Float[Tensor, " tokens"]  # what the ratio runs against
     advantages: Float[Tensor, " tokens"]
     loss_mask: Bool[Tensor, " tokens"]  # tokens that carry loss; what stands in the others is never read
-    rows: Int64[Tensor, " tokens"]  # row (response) of each token, 0 .. num_rows - 1
+    rows: Int64[Tensor, " tokens"]  # response of each token, 0 .. num_rows - 1; parts of one have the same number
     num_rows: int
     entropy: Float[Tensor, " tokens"] | None = None  # nats; carries a gradient where the objective needs it
     reference_logprobs: Float[Tensor, " tokens"] | None = None  # of the reference model, where the objective needs it

@@ -85,6 +85,9 @@ class Objective:
     zero_advantage_is_free: bool = False
     """A token with advantage 0 has no gradient, so rows without any advantage are run forward only, for their
     metrics. False for a loss with a term that acts on every token (entropy, KL)."""
+    by_token: bool = False
+    """The loss of a token depends on that token alone, so a response may be cut into parts of several passes. False:
+    all parts of a response (``environment.rows: turns``) are in one pass, and ``LossInputs.rows`` joins them."""
     clips_tokens: bool = False
     """The ratio is bounded token by token, so that the clipped share says how far a step goes."""
     kl_coefficient: float = 0.0
@@ -147,6 +150,7 @@ def clip_objective(
     return Objective(
         partial(clipped_loss, low=low, high=high, dual=dual, ratio=ratio),
         zero_advantage_is_free=True,
+        by_token=ratio == "token",
         clips_tokens=ratio == "token",
     )
 

@@ -176,7 +176,7 @@ class Trainer:
             tools=tools,
             settings=settings,
         )
-        self._given = Given(engine, scorer, stream, tuple(map(as_callback, callbacks)), asked.objects)
+        self._given = Given(engine, scorer, stream, tuple(map(as_callback, callbacks)), asked.objects, python=True)
         console, more = console_for(asked.loaded.recipe.logging.console)
         self._open(begin(asked.loaded, self._given.with_callbacks(more), console))
 

@@ -10,6 +10,8 @@ import numpy as np
 from dapo.config import Recipe
 from dapo.types.batch import MODEL, Completion, Key, Prompt, SampleEvent, SampleRequest
 from dapo.types.enums import FinishReason
+from dapo.types.parts import parts_of
+from dapo.words import counted
 
 if TYPE_CHECKING:
     from dapo.run.episodes import Playing
@@ -21,8 +23,8 @@ _SHOWN = 100  # characters of a turn
 def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelFacts, prompt: Prompt) -> list[str]:
     """Play an episode whose first turn repeats the problem, and one of gold answers alone. Returns lines.
 
-    Later turns of the first one are gold answers too. Where the tokenizer cannot write them, a line stands in for the
-    second one.
+    Later turns of the first one are gold answers too. Where the tokenizer cannot write them, a line says so in
+    place of the second one.
 
     Raises:
         RecipeError: the end of a turn would not end it.
@@ -48,7 +50,10 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         while not rollouts.has_ended("check"):
             rollouts.pump()
         (response,) = rollouts.ended("check")
-        return _lines(response.completion, response.reason)
+        parts = parts_of(response.completion.turns)
+        rows = [f"{len(part.prompt_ids)} + {part.stop - part.first}" for part in parts]
+        said = [f"{counted(len(rows), 'row')} (tokens of prompt + turn): {', '.join(rows)}"] if rows else []
+        return iter([*_lines(response.completion, response.reason), *said])
 
     gold = prompt.answer
     lines = [*played(prompt.problem, gold or prompt.problem)]
@@ -59,8 +64,20 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
     if playing.sandbox is not None:
         lines.append(playing.sandbox)
     end = playing.speech.end_of_turn
+    if playing.speech.afresh:
+        return [*lines, _rows_line(recipe)]
     kept = f"the chat template keeps earlier turns; {end!r} ends a turn"
     return [*lines, kept if end else "no chat template: replies are appended as raw text"]
+
+
+def _rows_line(recipe: Recipe) -> str:
+    """Return what rows by turn cost: every turn is learned with its own copy of the conversation."""
+    turns = recipe.environment.max_turns
+    longest = recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens
+    return (
+        f"rows: turns: a row for each turn, up to {turns} an episode of up to {longest:,} tokens each; the tokens to "
+        "compute grow with the square of the turns (rows: append computes each token once)"
+    )
 
 
 def _lines(made: Completion, reason: str | None) -> Iterator[str]:

@@ -46,6 +46,9 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
     if environment.max_turn_tokens is not None and environment.max_turn_tokens > limit:
         why = f"is more than an episode has: rollout.max_response_tokens = {limit}"
         yield Problem("environment.max_turn_tokens", why, environment.max_turn_tokens)
+    if environment.rows == "turns" and r.learner.router_replay == "sampler":
+        why = "needs the engine's routes of a whole row, and environment.rows: turns joins turns; use learner or off"
+        yield Problem("learner.router_replay", why, "sampler")
     if r.data.thinking.budget is not None:
         why = "closes the thinking of one response; of an episode, bound turns with environment.max_turn_tokens"
         yield Problem("data.thinking.budget", why, r.data.thinking.budget)

@@ -102,6 +102,14 @@ def render_chat(problem: RawProblem, text: str, data: Data, tokenizer: Any, *, a
     return chat_text(problem.row, messages, data, tokenizer, tools=_tools(problem, data), ask=ask)
 
 
+def conversation(problem: RawProblem, data: Data) -> dict[str, Any]:
+    """Return what the chat template makes a prompt of: its messages and tools."""
+    return {
+        "messages": _messages(problem, with_instruction(problem.problem, data), data),
+        "tools": list(_tools(problem, data)),
+    }
+
+
 def chat_text(
     where: str, messages: list[Message], data: Data, tokenizer: Any, *, tools: list[Any] | None = None, ask: bool = True
 ) -> str:

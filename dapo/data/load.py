@@ -186,7 +186,7 @@ def find_conflicts(problems: Iterable[RawProblem]) -> list[Conflict]:
     ]
 
 
-def prepare(data: Data, tokenizer: Any, *, ask: bool = True) -> PreparedData:
+def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = False) -> PreparedData:
     """Load, clean, render and tokenise everything the recipe names.
 
     Repeats (same text and answer) in files are dropped, so that an epoch is one pass over distinct problems; a
@@ -197,6 +197,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True) -> PreparedData:
         data: the recipe's section.
         tokenizer: an object with ``__call__`` and ``apply_chat_template`` as transformers' tokenizers have.
         ask: a chat template asks for the model's turn at the end of a prompt; False: an environment speaks first.
+        keep_chat: prompts hold the messages of which a chat template made them.
 
     Raises:
         DataError: unreadable data, prompts over the limit with ``overlong_prompts: refuse``, two validation sets of one
@@ -211,7 +212,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True) -> PreparedData:
         if name in validation:
             raise DataError(f"two validation sets are called {name!r}; give one of them another `name`")
         problems, entry = _clean(source, shown)
-        validation[name] = _finish(problems, entry, data, tokenizer, ask)
+        validation[name] = _finish(problems, entry, data, tokenizer, ask, keep_chat)
         report.validation.append(entry)
         report.overlap[name] = SharedProblems()
         held_out.update((overlap_key(problem.words), name) for problem in problems)
@@ -225,7 +226,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True) -> PreparedData:
         problems, entry = _clean(source, shown, seen)
         kept = _not_held_out(problems, held_out, report.overlap, met)
         entry.in_validation = len(problems) - len(kept)
-        made = _finish([_of_level(problem, level) for problem in kept], entry, data, tokenizer, ask)
+        made = _finish([_of_level(problem, level) for problem in kept], entry, data, tokenizer, ask, keep_chat)
         train += made
         if level is not None:
             entry.name += f", level {level}"
@@ -319,8 +320,10 @@ def _clean(
     return kept, entry
 
 
-def _finish(problems: Sequence[RawProblem], entry: SourceReport, data: Data, tokenizer: Any, ask: bool) -> list[Prompt]:
-    prompts = make_prompts(problems, entry.name, data, tokenizer, ask=ask)
+def _finish(
+    problems: Sequence[RawProblem], entry: SourceReport, data: Data, tokenizer: Any, ask: bool, keep_chat: bool
+) -> list[Prompt]:
+    prompts = make_prompts(problems, entry.name, data, tokenizer, ask=ask, keep_chat=keep_chat)
     limit = data.max_prompt_tokens
     kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
     entry.overlong = len(prompts) - len(kept)

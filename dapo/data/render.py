@@ -12,7 +12,7 @@ import numpy as np
 
 from dapo.config.check_data import CHAT_ONLY
 from dapo.config.schema import Data
-from dapo.data.chat import check_variables, has_template, render_chat, with_instruction
+from dapo.data.chat import check_variables, conversation, has_template, render_chat, with_instruction
 from dapo.data.encode import encode
 from dapo.data.formats import RawProblem
 from dapo.errors import DataError
@@ -106,7 +106,13 @@ def tokenize(texts: Sequence[str], tokenizer: Any, style: str) -> list[list[int]
 
 
 def make_prompts(
-    problems: Sequence[RawProblem], source: str, data: Data, tokenizer: Any, *, ask: bool = True
+    problems: Sequence[RawProblem],
+    source: str,
+    data: Data,
+    tokenizer: Any,
+    *,
+    ask: bool = True,
+    keep_chat: bool = False,
 ) -> list[Prompt]:
     """Render and tokenise problems, in their order.
 
@@ -116,6 +122,7 @@ def make_prompts(
         data: the recipe's section.
         tokenizer: of the model.
         ask: a chat template asks for the model's turn at the end; False: an environment speaks first.
+        keep_chat: prompts made by a chat template hold their messages (``Prompt.chat``).
 
     Raises:
         DataError: contradictory settings (see ``resolve_style``), or a prompt without a single token.
@@ -140,6 +147,7 @@ def make_prompts(
                 answer=problem.answer,
                 source=source,
                 extra=problem.extra,
+                chat=conversation(problem, data) if keep_chat and style == "chat" else None,
             )
         )
     return prompts

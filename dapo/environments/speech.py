@@ -1,14 +1,14 @@
 """Write replies as tokens that follow what was sampled, and refuse templates that rewrite earlier turns.
 
-What trains is prompt, sampled tokens and reply tokens in one row, so a reply may only be appended. With a chat template
-the tokens of a reply are what the template writes after the end-of-turn token of a dummy turn, encoded alone. Without
-one a reply is its text, encoded alone.
+With ``environment.rows: append`` prompt, sampled tokens and reply tokens are one row, so a reply may only be appended.
+With a chat template the tokens of a reply are what the template writes after the end-of-turn token of a dummy turn,
+encoded alone. Without one a reply is its text, encoded alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class TemplateSpeech:
     Raises:
         RecipeError: by ``check``, a template that cannot be appended to.
     """
+
+    afresh = False
 
     def __init__(self, data: Data, tokenizer: Any) -> None:
         self._data, self._tokenizer = data, tokenizer
@@ -58,6 +60,15 @@ class TemplateSpeech:
         text = self._delta(messages, ask)
         ids = _encode(text if closed else self.end_of_turn + text, self._tokenizer)
         return np.asarray(ids, dtype=np.int64)
+
+    def written(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> IntArray:
+        """See ``dapo.types.environment.Speech``."""
+        given = [dict(message) for message in messages]
+        try:
+            text = chat_text("environment", given, self._data, self._tokenizer, tools=list(tools) or None)
+        except DataError as error:
+            raise ValueError(str(error)) from None
+        return np.asarray(_encode(text, self._tokenizer), dtype=np.int64)
 
     def shorten(self, text: str, limit: int) -> str:
         """See ``dapo.types.environment.Speech``."""
@@ -138,11 +149,13 @@ class TemplateSpeech:
         try:
             shown = self._render([_user(), _assistant(_SAID)], ask=False)
         except DataError as error:
-            raise _refusal("user", f"it refuses an assistant's turn: {error}") from None
+            raise _refusal("user", f"it refuses an assistant's turn: {error}", turns=False) from None
         rest = shown[shown.rindex(_SAID) + len(_SAID) :] if _SAID in shown else ""
         found = [text for text in self._specials if rest.lstrip().startswith(text)]
         if not found:
-            raise _refusal("user", f"no special token ends an assistant's turn, which is followed by {rest[:40]!r}")
+            raise _refusal(
+                "user", f"no special token ends an assistant's turn, which is followed by {rest[:40]!r}", turns=False
+            )
         return max(found, key=len)
 
     def _kept(self, shown: str) -> str:
@@ -153,9 +166,50 @@ class TemplateSpeech:
         return chat_text("environment", messages, self._data, self._tokenizer, ask=ask)
 
 
+class FreshSpeech(TemplateSpeech):
+    """Write the whole conversation afresh before each turn, for templates that rewrite earlier turns.
+
+    The tokens of a reply alone are those of its contents. They are recorded and count for the limit of the episode.
+    """
+
+    afresh = True
+
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
+        """See ``dapo.types.environment.Speech``."""
+        return self.reply(messages, closed=True)
+
+    def reply(self, messages: Sequence[Mapping[str, str]], *, closed: bool, ask: bool = True) -> IntArray:
+        """See ``dapo.types.environment.Speech``."""
+        for role in dict.fromkeys(message["role"] for message in messages):
+            self.check(role)
+        text = "\n".join(message["content"] for message in messages)
+        return np.asarray(_encode(text, self._tokenizer), dtype=np.int64)
+
+    def check(self, role: str) -> None:
+        """Refuse a template that does not show what this role answers.
+
+        Raises:
+            RecipeError: with what the template does, and the next move.
+        """
+        if role in self._checked:
+            return
+        message = {"role": role, "content": _REPLIED, "name": PROBE["name"], "tool_call_id": _CALL_ID}
+        try:
+            shown, why = self._render([_user(), _assistant(_SAID), message], ask=True), ""
+        except DataError as error:
+            shown, why = "", f": {error}"
+        if _REPLIED not in shown:
+            raise RecipeError(
+                f"environment: the chat template does not show what the role `{role}` answers{why}; answer in another "
+                "role, or give another `data.chat_template`"
+            )
+        self._checked.add(role)
+
+
 class PlainSpeech:
     """Write replies as their text, for models without a chat template."""
 
+    afresh = False
     end_of_turn = ""
     end_ids: Sequence[int] = ()
 
@@ -175,6 +229,10 @@ class PlainSpeech:
             raise ValueError(f"the tokenizer has no tokens for a part of {text[:80]!r}")
         return np.asarray(ids, dtype=np.int64)
 
+    def written(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> IntArray:
+        """See ``dapo.types.environment.Speech``."""
+        return self.reply(messages, closed=True)
+
     def shorten(self, text: str, limit: int) -> str:
         """See ``dapo.types.environment.Speech``."""
         return _shorten(text, limit, self._tokenizer)
@@ -183,9 +241,28 @@ class PlainSpeech:
         """Accept every role: none is written."""
 
 
-def make_speech(data: Data, tokenizer: Any, *, chat: bool) -> TemplateSpeech | PlainSpeech:
-    """Return what writes replies; ``chat``: prompts are made by the chat template."""
-    return TemplateSpeech(data, tokenizer) if chat else PlainSpeech(tokenizer)
+def make_speech(
+    data: Data, tokenizer: Any, *, chat: bool, rows: Literal["append", "turns"] = "append"
+) -> TemplateSpeech | PlainSpeech:
+    """Return what writes replies.
+
+    Args:
+        data: the recipe's section.
+        tokenizer: of the model.
+        chat: prompts are made by the chat template.
+        rows: the recipe's ``environment.rows``.
+
+    Raises:
+        RecipeError: ``turns`` without a chat template, or a template without an end of turn.
+    """
+    if rows == "turns" and not chat:
+        raise RecipeError(
+            "environment.rows: turns writes the conversation with the chat template, and there is none; use append, "
+            "which keeps every turn as it was"
+        )
+    if not chat:
+        return PlainSpeech(tokenizer)
+    return FreshSpeech(data, tokenizer) if rows == "turns" else TemplateSpeech(data, tokenizer)
 
 
 def find_format(data: Data, tokenizer: Any, *, chat: bool) -> str:
@@ -223,12 +300,15 @@ def _assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def _refusal(role: str, what: str) -> RecipeError:
-    moves = "another `data.chat_template` that keeps earlier turns as they were"
+def _refusal(role: str, what: str, *, turns: bool = True) -> RecipeError:
+    """Return the error with its next moves; ``turns``: rows by turn are one of them."""
+    moves = "another `data.chat_template` that keeps earlier turns"
     if role != "tool":
         moves = f"answer in the role `tool`, which more templates leave alone, or give {moves}"
     else:
         moves = f"give {moves}"
+    if turns:
+        moves += ", or set `environment.rows: turns`, which makes each turn a row after the conversation as it is then"
     return RecipeError(
         f"environment: the chat template cannot be appended to by the role `{role}`: {what}. What was sampled would "
         f"not be what is trained; {moves}"
@@ -259,4 +339,12 @@ def _shorten(text: str, limit: int, tokenizer: Any) -> str:
     head, tail = limit - limit // 2, limit // 2
     first = str(tokenizer.decode(ids[:head], skip_special_tokens=False))
     last = str(tokenizer.decode(ids[len(ids) - tail :], skip_special_tokens=False)) if tail else ""
-    return f"{first} [... {len(ids) - head - tail} tokens cut ...] {last}"
+    mark = f" [... {len(ids) - head - tail} tokens cut ...] "
+    return f"{first}{mark if _writes(mark, tokenizer) else ' '}{last}"
+
+
+def _writes(text: str, tokenizer: Any) -> bool:
+    """Return whether a tokenizer has tokens for a text; white space aside."""
+    ids = _encode(text, tokenizer)
+    again = str(tokenizer.decode(ids, skip_special_tokens=False))
+    return getattr(tokenizer, "unk_token_id", None) not in ids and again.split() == text.split()

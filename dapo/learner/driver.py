@@ -21,7 +21,7 @@ from dapo.metrics.stats import Stats, merge
 from dapo.models.checksum import together
 from dapo.models.weights import WeightFolder
 from dapo.types.batch import FloatArray, HasTokens, Learned, LearnStep, Of, SavedFile, Ticket
-from dapo.types.protocols import Handle
+from dapo.types.protocols import Handle, ProcessState
 
 T = TypeVar("T")
 
@@ -77,6 +77,7 @@ class LearnerDriver:
             packed=self._facts.packed,
             zero_advantage_is_free=self._facts.zero_advantage_is_free,
             attention=self._facts.attention,
+            whole_responses=self._facts.whole_responses,
         )
         waiting = efficiency(plans, packed=self._facts.packed, attention=self._facts.attention)
         return self.workers.each("learn", [(plan,) for plan in self._shared(plans)], partial(_learned, waiting))
@@ -105,6 +106,10 @@ class LearnerDriver:
             ([rows[n] for n in mine], _renumbered(passes, mine), of) for mine, passes in zip(own, planned, strict=True)
         ]
         return self.workers.each("logprobs", self._shared(asked), in_order)
+
+    def processes(self) -> list[ProcessState]:
+        """Return the workers' own processes as they are now, with their calls since this was asked last."""
+        return self.workers.processes()
 
     def _shared(self, parts: Sequence[T]) -> list[T]:
         """Return one part for each worker: neighbours that share rows get the same one."""

@@ -7,15 +7,18 @@ call, so all of them are ended. ``WorkerHere`` is one worker of the driver's own
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dapo.errors import DapoError, LearnerLost
 from dapo.processes.transport import Call, CarriesFiles, Host, HostLost, HostSpec, Transport
+from dapo.system import memory_of
 from dapo.types.batch import SavedFile
-from dapo.types.protocols import Done, Handle
+from dapo.types.protocols import Done, Handle, ProcessState
 
 if TYPE_CHECKING:  # torch comes with it
     from dapo.learner.worker import Worker, WorkerFacts
@@ -27,6 +30,9 @@ _ECHO = re.compile(
 )
 """What a rank says when another one is gone or silent."""
 _TOGETHER = 30.0  # seconds within which all ranks raise an error that is everybody's, such as gradients of nan
+_WAITS = ("describe", "is_saved", "close")
+"""Calls in which a worker does nothing that a timeline should show."""
+_MOST_CALLS = 2000  # of a worker, that are kept until a reader asks for them
 _LAST_WORDS = 2.0  # seconds for the other ranks to say what they saw, once one has failed on its own
 
 
@@ -46,6 +52,9 @@ class Workers(Protocol):
 
     def collect(self, folder: str) -> tuple[Any, ...]:
         """Take files that they wrote away from their machines; what a ``Shipment`` knows them by."""
+
+    def processes(self) -> list[ProcessState]:
+        """Return the processes of their own as they are now, with their calls since this was asked last."""
 
     def close(self) -> None:
         """End them; what they are writing is finished first."""
@@ -70,6 +79,9 @@ class WorkerHere:
 
     def collect(self, folder: str) -> tuple[Any, ...]:
         raise AssertionError("files of this process are where the engines look for them")
+
+    def processes(self) -> list[ProcessState]:
+        return []
 
     def close(self) -> None:
         self._worker.close()
@@ -97,10 +109,17 @@ class LearnerHosts:
         self._lost: LearnerLost | None = None
         self.ranks = len(specs)
         self._hosts: list[Host] = []
+        self._names = [spec.name for spec in specs]
+        self._calls: list[deque[tuple[float, float]]] = [deque(maxlen=_MOST_CALLS) for _ in specs]
+        self._starts: list[tuple[float, float]] = []  # start and seconds of each, until they are asked for
+        self._last: dict[int, tuple[float, float]] = {}  # start and seconds of each rank's last call
+        began = []
         try:
             for spec in specs:
+                began.append(time.time())
                 self._hosts.append(transport.start(spec))
             self.facts: list[WorkerFacts] = self.ask("describe")
+            self._starts = [(start, time.time() - start) for start in began]
         except BaseException:
             self.end()
             raise
@@ -120,6 +139,35 @@ class LearnerHosts:
             raise self._lost
         calls = [self.transport.call(host, method, *own) for host, own in zip(self._hosts, args, strict=True)]
         return Pending(self, method, calls, combine)
+
+    def answered(self, rank: int, method: str, began: float) -> None:
+        """Take note that a rank has just answered what it was asked at ``began`` (since 1970)."""
+        if method not in _WAITS:
+            self._last[rank] = began, time.time() - began
+            self._calls[rank].append(self._last[rank])
+
+    def processes(self) -> list[ProcessState]:
+        """Return each rank as it is now, with its calls since this was asked last."""
+        found, here = [], os.uname().nodename
+        for rank, (name, facts) in enumerate(zip(self._names, self.facts, strict=True)):
+            began, seconds = self._last.get(rank, (None, None))
+            found.append(
+                ProcessState(
+                    name,
+                    "learner",
+                    facts.machine,
+                    facts.process,
+                    alive=bool(self._hosts),
+                    last_turn=None if began is None or seconds is None else began + seconds,
+                    turn_seconds=seconds,
+                    memory_mib=memory_of(facts.process) if facts.machine == here else None,
+                    turns=tuple(self._calls[rank]),
+                    starts=tuple(self._starts[rank : rank + 1]),
+                )
+            )
+            self._calls[rank].clear()
+        self._starts = []
+        return found
 
     def collect(self, folder: str) -> tuple[Any, ...]:
         """Take files that they wrote away from their machines; what a ``Shipment`` knows them by.
@@ -166,6 +214,7 @@ class Pending(Generic[T]):
     ) -> None:
         self._hosts, self._method, self._combine = hosts, method, combine
         self._open = dict(enumerate(calls))
+        self._began = time.time()
         self._answers: dict[int, Any] = {}
         self._errors: dict[int, Exception] = {}  # by rank, in the order in which they came
         self._latest: float | None = None  # when the ranks that are left have to answer
@@ -206,6 +255,7 @@ class Pending(Generic[T]):
             rank = ranks[index]
             try:
                 self._answers[rank] = transport.get(self._open.pop(rank))
+                self._hosts.answered(rank, self._method, self._began)
             except Exception as error:
                 self._errors[rank] = error
             self._latest = self._deadline()

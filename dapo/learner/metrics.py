@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dapo.algorithms.correction import tokens_corrected
 from dapo.algorithms.ratio import log_ratio
 from dapo.metrics.stats import Stats, merge, over, stat
 from dapo.metrics.tokens import CLIP_FLAGS, TOKEN_METRICS, LossTokens
@@ -23,13 +22,7 @@ class Rated:
     row: Row
     old_logprobs: FloatArray
     correction: FloatArray | None  # importance correction w of each token; None is 1
-    masks: bool = False  # w is 1, or 0 where a bound acted
-
-    def corrected(self) -> BoolArray:
-        """Return the loss tokens that a bound acted on, bool [tokens]."""
-        if self.masks and self.correction is not None:
-            return np.equal(self.correction, 0.0)
-        return tokens_corrected(self.correction, self.old_logprobs, self.row.sampler_logprobs, self.row.loss_mask)
+    corrected: BoolArray | None = None  # loss tokens that a bound acted on; None: no token
 
 
 def corrections(rated: Sequence[Rated]) -> FloatArray:
@@ -116,7 +109,9 @@ class TokenRecord:
     def _corrected(self) -> BoolArray:
         if all(rated.correction is None for rated in self.rated):
             return np.zeros(sum(len(rated.row.token_ids) for rated in self.rated), dtype=np.bool_)
-        return np.concatenate([rated.corrected() for rated in self.rated])
+        return np.concatenate(
+            [np.zeros(len(r.row.token_ids), np.bool_) if r.corrected is None else r.corrected for r in self.rated]
+        )
 
     def traces(self) -> list[TokenTrace]:
         """Return copies of what is known of each token of the traced rows, so that the rest of the record can go."""
@@ -142,6 +137,7 @@ class TokenRecord:
                 ratio=ratio[part],
                 entropy=entropy[part],
                 clip=None if clip is None else clip[part],
+                part=rated.row.part,
             )
             for rated, part in zip(traced, parts, strict=True)
         ]

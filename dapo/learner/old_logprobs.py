@@ -27,7 +27,7 @@ class OldLogprobs:
         self._first = first
         self._freezes = step.epochs > 1 and step.ratio_against == "learner"
         self._to_exchange = shared and len(first) > 1
-        self._frozen: dict[tuple[int, int], FloatArray] = {}
+        self._frozen: dict[tuple[int, int, int], FloatArray] = {}
 
     def of(self, number: int, rows: Sequence[Row]) -> list[FloatArray] | None:
         """Return those of ``rows`` in minibatch ``number``; None: the ratio runs against other numbers.
@@ -40,15 +40,15 @@ class OldLogprobs:
             return None
         if self._to_exchange:
             self._exchange()
-        return [self._frozen[row.group, row.sample] for row in rows]
+        return [self._frozen[row.group, row.sample, row.part] for row in rows]
 
     def keep(self, rated: Sequence[Rated]) -> None:
         """Keep what the ratios of a minibatch ran against."""
         if self._freezes:
-            self._frozen |= {(r.row.group, r.row.sample): r.old_logprobs for r in rated}
+            self._frozen |= {(r.row.group, r.row.sample, r.row.part): r.old_logprobs for r in rated}
 
     def _exchange(self) -> None:
-        parts: list[dict[tuple[int, int], FloatArray]] = [{} for _ in range(dist.get_world_size())]
+        parts: list[dict[tuple[int, int, int], FloatArray]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(parts, self._frozen)
         for part in parts:
             self._frozen |= part

@@ -11,9 +11,12 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from dapo.errors import LearnerError
 from dapo.learner.balance import OVERHEAD, Costs, balanced_passes, price_of
 from dapo.metrics.stats import Stats, stat
-from dapo.types.batch import HasTokens, LearnStep, RatioAgainst, Row, by_prompt
+from dapo.types.batch import HasTokens, LearnStep, RatioAgainst, Row, TokenRow, by_prompt, by_response
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ def plan_step(
     packed: bool = True,
     zero_advantage_is_free: bool = True,
     attention: float = 0.0,
+    whole_responses: bool = False,
 ) -> list[RankStep]:
     """Return the work of each rank in a training step. Rows in which no token carries loss are left out.
 
@@ -63,6 +67,10 @@ def plan_step(
         max_tokens: as for ``plan_passes``; so are ``ranks``, ``packed`` and ``attention``.
         zero_advantage_is_free: rows without any advantage have no gradient, and need only report. A minibatch in which
             every row is such takes its zero gradient.
+        whole_responses: all parts of a response go into one pass.
+
+    Raises:
+        LearnerError: the parts of a response do not fit into one pass, and have to.
     """
     shares: list[list[Minibatch | None]] = [[] for _ in range(ranks)]
     kinds: list[tuple[bool, ...]] = []
@@ -77,6 +85,7 @@ def plan_step(
             packed=packed,
             forward_only=[free and not alive for alive in live],
             attention=attention,
+            together=by_response([rows[n] for n in kept]) if whole_responses else None,
         )
         for rank, passes in enumerate(planned):
             shares[rank].append(_own_part(rows, kept, passes, rate) if kept else None)
@@ -147,6 +156,7 @@ def plan_passes(
     packed: bool = True,
     forward_only: Sequence[bool] | None = None,
     attention: float = 0.0,
+    together: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Pass]]:
     """Return the passes of each rank: [rank][pass], as many for every rank, backward passes first.
 
@@ -160,7 +170,19 @@ def plan_passes(
         packed: rows of a group share their prompt; otherwise rows are padded, and the padding counts.
         forward_only: True for rows that need no backward pass; default: none.
         attention: price of a pair of tokens in attention; see ``Costs``.
+        together: rows that have to be in one pass, all rows once; None: every row may be in any pass.
+
+    Raises:
+        LearnerError: rows of ``together`` do not fit into one pass.
     """
+    if together is not None and len(together) < len(rows):
+        whole = [_joined(rows, members, max_tokens, packed) for members in together]
+        only = None if forward_only is None else [forward_only[members[0]] for members in together]
+        found = plan_passes(whole, max_tokens, ranks=ranks, packed=packed, forward_only=only, attention=attention)
+        return [
+            [Pass(tuple(n for one in each.rows for n in together[one]), each.backward) for each in passes]
+            for passes in found
+        ]
     idle = forward_only or [False] * len(rows)
     planned: list[list[Pass]] = [[] for _ in range(ranks)]
     for backward in (True, False):
@@ -168,6 +190,26 @@ def plan_passes(
         for rank, batches in enumerate(_shares(rows, chosen, max_tokens, ranks, packed, attention)):
             planned[rank] += [Pass(tuple(batch), backward) for batch in batches]
     return planned
+
+
+def _joined(rows: Sequence[HasTokens], members: Sequence[int], max_tokens: int, packed: bool) -> HasTokens:
+    """Return one row in place of several: its tokens are as many as all of them are in a pass.
+
+    Raises:
+        LearnerError: they are too many for one pass.
+    """
+    own = [rows[n] for n in members]
+    if len(own) == 1:
+        return own[0]
+    first, lengths = len(own[0].prompt_ids), [len(row.prompt_ids) + _inputs(row) for row in own]
+    tokens = sum(lengths) if packed else len(own) * max(lengths)
+    if tokens > max_tokens:
+        raise LearnerError(
+            f"the {len(own)} parts of a response have {tokens:,} tokens, and the loss or the correction needs them in "
+            f"one pass of learner.microbatch_tokens = {max_tokens:,}: raise it, lower environment.max_turns or "
+            "rollout.max_response_tokens, or take a loss and a correction by token (algorithm.loss.ratio: token)"
+        )
+    return TokenRow(own[0].group, own[0].prompt_ids, np.zeros(tokens - first + 1, np.int32))
 
 
 def _shares(

@@ -52,7 +52,7 @@ class ExpertRoutes:
 
     def __init__(self, routing: Routing, replay: Replay, unit: Unit | None) -> None:
         self._routing, self._replay, self._unit = routing, replay, unit
-        self._kept: dict[tuple[int, int], tuple[Routes, IntArray]] = {}  # by group and sample
+        self._kept: dict[tuple[int, int, int], tuple[Routes, IntArray]] = {}  # by group, sample and part
         self._loads = torch.zeros(routing.count, routing.experts, dtype=torch.int64)
         self._tokens = self._repeated = 0
         self._changed = 0  # choices
@@ -114,9 +114,9 @@ class ExpertRoutes:
         return lay_out(batch, rows, self._routing.none(batch.input_ids.numel()))
 
     def _of_first_pass(self, row: Row) -> Routes | None:
-        if (row.group, row.sample) not in self._kept:
+        if (row.group, row.sample, row.part) not in self._kept:
             return None
-        routes, places = self._kept[row.group, row.sample]
+        routes, places = self._kept[row.group, row.sample, row.part]
         return routes[places]
 
     def _of_sampler(self, row: Row) -> Routes | None:
@@ -150,7 +150,7 @@ class ExpertRoutes:
         own[:] = routes[: len(own)].cpu().numpy()
         for row, places in zip(batch.rows, places_of(batch), strict=True):
             if isinstance(row, Row):
-                self._kept.setdefault((row.group, row.sample), (whole, places))
+                self._kept.setdefault((row.group, row.sample, row.part), (whole, places))
 
     def _count(self, routes: Tensor) -> None:
         """Add the choices [tokens, routers, k] to the loads."""

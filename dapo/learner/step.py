@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dapo.algorithms.correction import OffPolicyMask
+from dapo.algorithms.correction import OffPolicyMask, tokens_corrected
 from dapo.algorithms.hook_checks import LossHook
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
@@ -32,7 +32,7 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad
 from dapo.models.policy import Policy
 from dapo.models.positions import check_positions
-from dapo.types.batch import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
+from dapo.types.batch import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow, by_response
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not; sharding imports slowly
     from dapo.config import schema
@@ -75,6 +75,12 @@ class PolicyStep:
         self.experts = expert_routes(loaded, settings.router_replay)
         self.entropy_coefficient = 0.0  # of the entropy term, set with each training step
         self.skipped_in_a_row = 0
+
+    @property
+    def whole_responses(self) -> bool:
+        """Whether a pass needs all parts of a response: the loss or the correction reads more than single tokens."""
+        corrects = self.correction is not None and not getattr(self.correction, "by_token", False)
+        return corrects or not self.objective.by_token
 
     @contextmanager
     def under(self, of: Of) -> Iterator[None]:
@@ -290,15 +296,40 @@ class PolicyStep:
                 between(own, row.sampler_logprobs, version - row.versions)
                 for row, own in zip(chosen, olds, strict=True)
             ]
-        if isinstance(self.correction, OffPolicyMask):
-            return [
-                Rated(row, old, self.correction(now, row.sampler_logprobs, row.loss_mask, row.advantage), masks=True)
-                for row, old, now in zip(chosen, olds, _by_row(logprobs, batch), strict=True)
-            ]
-        return [
-            Rated(row, old, self.correction(old, row.sampler_logprobs, row.loss_mask) if self.correction else None)
-            for row, old in zip(chosen, olds, strict=True)
-        ]
+        if self.correction is None:
+            return [Rated(row, old, None) for row, old in zip(chosen, olds, strict=True)]
+        present = _by_row(logprobs, batch) if isinstance(self.correction, OffPolicyMask) else olds
+        return _corrected(chosen, olds, present, self.correction)
+
+
+def _corrected(
+    rows: Sequence[Row], olds: Sequence[FloatArray], present: Sequence[FloatArray], correction: Correction
+) -> list[Rated]:
+    """Return the rows with the correction of their responses, of which all parts are among ``rows``.
+
+    ``present`` are the log-probabilities that the correction compares with the sampler's.
+    """
+    rated: dict[int, Rated] = {}
+    for members in by_response(rows):
+        own = [rows[n] for n in members]
+        sampler, mask = _joined([r.sampler_logprobs for r in own]), _joined([r.loss_mask for r in own])
+        against = _joined([present[n] for n in members])
+        factors: FloatArray | None
+        if isinstance(correction, OffPolicyMask):
+            masked = correction(against, sampler, mask, own[0].advantage)
+            factors, acted = masked, np.equal(masked, 0.0)
+        else:
+            factors = correction(against, sampler, mask)
+            acted = tokens_corrected(factors, against, sampler, mask)
+        ends = np.cumsum([len(r.token_ids) for r in own])[:-1]
+        w_R = [None] * len(own) if factors is None else np.split(factors, ends)
+        for n, w, bounded in zip(members, w_R, np.split(acted, ends), strict=True):
+            rated[n] = Rated(rows[n], olds[n], w, bounded)
+    return [rated[n] for n in range(len(rows))]
+
+
+def _joined(arrays: Sequence[NDArray]) -> NDArray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def step_counts(*, skipped: bool = False, empty: bool = False) -> Stats:
@@ -322,6 +353,7 @@ def _inputs(
     objective: Objective,
 ) -> LossInputs:
     rows = [r.row for r in rated]
+    responses, num_responses = _responses(rows, batch)
     reference = [row.reference_logprobs for row in rows if row.reference_logprobs is not None]
     if "reference" in objective.needs and len(reference) != len(rows):
         raise LearnerError(
@@ -333,12 +365,23 @@ def _inputs(
         old_logprobs=_tokens([r.old_logprobs for r in rated], logprobs),
         advantages=_tensor(_spread([row.advantage for row in rows], batch.lengths), logprobs),
         loss_mask=torch.from_numpy(mask).to(logprobs.device),
-        rows=batch.row_of_token,
-        num_rows=len(rows),
+        rows=responses,
+        num_rows=num_responses,
         entropy=entropy,
         reference_logprobs=_tokens(reference, logprobs) if "reference" in objective.needs else None,
         extra={name: values.to(logprobs.device) for name, values in objective.extra_tensors(rows).items()},
     )
+
+
+def _responses(rows: Sequence[Row], batch: PackedBatch) -> tuple[Tensor, int]:
+    """Return the response of each token [tokens] and the number of responses; parts of one have the same number."""
+    if not any(row.part for row in rows):
+        return batch.row_of_token, len(rows)
+    responses = by_response(rows)
+    of_row = torch.empty(len(rows), dtype=torch.int64)
+    for number, members in enumerate(responses):
+        of_row[members] = number
+    return of_row.to(batch.targets.device)[batch.row_of_token], len(responses)
 
 
 def _spread(numbers: Sequence[float], lengths: Sequence[int]) -> FloatArray:

@@ -68,6 +68,8 @@ class WorkerFacts:
     names: tuple[str, ...]  # of what is published
     notes: tuple[str, ...]  # what a person should know of the model
     process: int
+    whole_responses: bool = False  # a pass needs all parts of a response
+    machine: str = ""
     context_parallel: int = 1  # neighbouring ranks that share each row: all of them get the same rows
 
 
@@ -100,6 +102,8 @@ class Worker:
             names=tuple(self._tensors()),
             notes=self.loaded.notes,
             process=os.getpid(),
+            whole_responses=self.step.whole_responses,
+            machine=os.uname().nodename,
             context_parallel=1 if self.loaded.unit is None else self.loaded.unit.size,
         )
 

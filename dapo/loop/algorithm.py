@@ -30,9 +30,11 @@ from dapo.types.batch import (
     Row,
     StepBatch,
     TokenRow,
+    by_response,
 )
 from dapo.types.enums import Disposition, Verdict
 from dapo.types.extra import Extra
+from dapo.types.parts import cut_row, joined_logprobs, token_rows
 from dapo.types.seeds import EPOCHS, derive_seed
 
 Float64 = NDArray[np.float64]
@@ -121,14 +123,7 @@ class Algorithm:
         A KL in the reward compares the reference with the numbers that the ratio runs against. Interpolated ones need
         no forward pass of their own, so the sampler's are taken for them.
         """
-        rows = [
-            TokenRow(
-                group.id,
-                group.prompt.token_ids.astype(np.int32),
-                group.completions_G[index].token_ids.astype(np.int32),
-            )
-            for group, index in self._voting(batch.groups_P)
-        ]
+        rows = [row for group, index in self._voting(batch.groups_P) for row in token_rows(group, index)]
         if not rows or not self.needs_reference:
             return {}
         if self.kl_in_reward and self.ratio_against == "learner":
@@ -158,8 +153,8 @@ class Algorithm:
         """
         for group in batch.finished:
             self.shape_group(group)
-        voting = [(group.id, index) for group, index in self._voting(batch.groups_P)]
-        found = {of: dict(zip(voting, arrays, strict=True)) for of, arrays in logprobs.items()}
+        voting = self._voting(batch.groups_P)
+        found = {of: joined_logprobs(voting, arrays) for of, arrays in logprobs.items()}
         references = found.get("reference", {})
         batch.metrics |= self.sum_metrics(batch.groups_P)
         if self.kl_in_reward:
@@ -179,7 +174,8 @@ class Algorithm:
             refresh_reference=self.refresh_every is not None and (version + 1) % self.refresh_every == 0,
             epochs=self.epochs,
         )
-        tokens_R = [int(row.loss_mask.sum()) for rows in step.first_pass for row in rows]
+        first = [row for rows in step.first_pass for row in rows]
+        tokens_R = [sum(int(first[n].loss_mask.sum()) for n in parts) for parts in by_response(first)]
         batch.metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics.get("sampling/generated_tokens", 0))
         return step
 
@@ -214,7 +210,11 @@ class Algorithm:
     def rows(
         self, groups: Sequence[Group], traced: Collection[int] = (), references: References | None = None
     ) -> list[Row]:
-        """Return the rows of one optimizer step over ``groups``, which have advantages; see ``plan``."""
+        """Return the rows of one optimizer step over ``groups``, which have advantages; see ``plan``.
+
+        Weights and extra arrays are those of whole responses. A response whose turns have prompts of their own is cut
+        into parts at the end, so its parts sum to what it would be in one row.
+        """
         members = [(group, index) for group in groups for index in range(len(group.completions_G))]
         masks = [mask for group in groups for mask in self.loss_masks(group)]
         weights_R = self.loss_weights(masks, np.array([group.id for group, _ in members], dtype=np.int64)).tolist()
@@ -240,9 +240,11 @@ class Algorithm:
                     extra=completion.extra,
                 )
             )
-        if self.extra is None:
-            return rows
-        return [replace(row, extra={**row.extra, **own}) for row, own in zip(rows, self.extra(rows), strict=True)]
+        if self.extra is not None:
+            own_R = self.extra(rows)
+            rows = [replace(row, extra={**row.extra, **own}) for row, own in zip(rows, own_R, strict=True)]
+        turns_R = [group.completions_G[index].turns for group, index in members]
+        return [part for row, turns in zip(rows, turns_R, strict=True) for part in cut_row(row, turns)]
 
     def _voting(self, groups_P: Sequence[Group]) -> list[tuple[Group, int]]:
         """Return the responses that vote; no other response carries loss."""

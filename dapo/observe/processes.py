@@ -12,10 +12,12 @@ from dapo.observe.jsonl import write_atomically
 from dapo.types.protocols import ProcessState
 
 FILE = "processes.json"
+_SPANS = ("turns", "starts")
+"""Fields that become lines of spans.jsonl."""
 
 
 def write_processes(folder: Path, step: int, processes: Sequence[ProcessState]) -> None:
     """Replace the file. A disk that refuses it ends no training: the file is for readers alone."""
-    rows = [{key: value for key, value in asdict(one).items() if key != "turns"} for one in processes]
+    rows = [{key: value for key, value in asdict(one).items() if key not in _SPANS} for one in processes]
     with suppress(OSError):
         write_atomically(folder / FILE, json.dumps({"step": step, "processes": rows}) + "\n", sync=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import Logging
+from dapo.metrics.glossary import START
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.evaluations import write_evaluation
@@ -105,6 +106,8 @@ class RunRecorder:
             for state in states:
                 for start, seconds in state.turns:
                     self.span(Span(step, state.name, start, seconds, seconds))
+                for start, seconds in state.starts:
+                    self.span(Span(step, f"{state.name} {START}", start, seconds, seconds))
         if self.spans is not None:
             self.spans.flush()
         self.writer.write(step, metrics)

@@ -53,6 +53,7 @@ SCHEMA = pa.schema(
                         ("reward", pa.float64()),
                         ("seconds", pa.float64()),  # that the environment took to answer
                         ("calls", pa.list_(pa.string())),  # names of tools
+                        ("prompt_ids", pa.list_(pa.int32())),  # that the turn was made from, where a row begins
                     ]
                 )
             ),
@@ -185,7 +186,8 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     if not files or not files[0].exists():
         raise DataError(f"no rollouts at {path}. They are written when logging.rollouts is not 'none'.")
     try:
-        return pa.concat_tables([read_parquet(file, columns).select(columns or SCHEMA.names) for file in files])
+        tables = [read_parquet(file, columns).select(columns or SCHEMA.names) for file in files]
+        return pa.concat_tables(tables, promote_options="permissive")  # turns of older runs have fewer fields
     except (pa.ArrowException, OSError, KeyError, DataError) as error:
         raise DataError(f"{path} cannot be read as rollouts: {error}") from None
 

@@ -25,18 +25,18 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shlex
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from dapo.config.files import RESOLVED, parse_yaml
+from dapo.config.files import RESOLVED
 from dapo.errors import DISK_FULL, DapoError, DataError, RecipeError
 from dapo.observe.files import no_room_in
 from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
 from dapo.observe.run_lock import LOCK, drop, is_held, take
+from dapo.observe.stopped import resume_said
 
 JOBS = ".jobs"
 """Folder beside runs for what ``dapo launch`` writes, one folder a run."""
@@ -361,16 +361,6 @@ class RunFolder:
             self._lock = None
 
 
-def command_of(run: Path) -> str:
-    """The command that goes on with the run in this folder: ``train``, or of a supervised one ``sft``."""
-    try:
-        recipe, _ = parse_yaml((run / RESOLVED).read_text("utf-8"), RESOLVED)
-        section = recipe.get("run")
-    except (OSError, ValueError, DapoError):  # no run yet, or a damaged one: the command will say so
-        return "train"
-    return "sft" if isinstance(section, dict) and section.get("stage") == "sft" else "train"
-
-
 _STEP_FILE = r"step_(\d{6,9})\.parquet"
 
 
@@ -391,7 +381,7 @@ def _no_name(name: str) -> str | None:
 
 def _in_the_way(path: Path) -> str:
     return (
-        f"{path} exists already. Continue it with `dapo {command_of(path)} --resume {shlex.quote(str(path))}`, choose "
+        f"{path} exists already. Continue it with `{resume_said(path)}`, choose "
         "another run.name, or set run.if_exists=backup to move it aside."
     )
 

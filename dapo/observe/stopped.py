@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from dapo.config.files import RESOLVED, parse_yaml
+from dapo.errors import DapoError
+from dapo.observe.files import read_regular
+from dapo.observe.jsonl import write_atomically
 from dapo.observe.text import clean, percent, shorten
 from dapo.observe.why import why
 from dapo.types.evidence import (
@@ -22,6 +29,9 @@ PARTIAL = "algorithm.dynamic_sampling.cap.then=train_partial"
 PROBLEM, ANSWER, RESPONSE = 80, 40, 160
 """Characters of an example that are shown."""
 _OWN = "algorithm.dynamic_sampling"
+GIVEN = "given.json"
+"""In the folder of a run that a Python program started: the parts and arguments that it gave beside the recipe."""
+_MOST_BYTES = 64 * 1024  # of that file
 
 
 def stop_said(evidence: object, run: Path) -> str:
@@ -36,6 +46,53 @@ def stop_said(evidence: object, run: Path) -> str:
     if isinstance(evidence, UnscoredEvidence):
         return _unscored(evidence, run)
     return silent_said(evidence) if isinstance(evidence, SilentEvidence) else repr(evidence)
+
+
+def resume_said(run: Path, change: str = "", program: str = "dapo", supervised: bool | None = None) -> str:
+    """Return what continues a run, as it can be typed: a command, or the call of a run that a Python program started.
+
+    Args:
+        run: its folder.
+        change: a setting to change, as KEY=VALUE.
+        program: how dapo is called from a terminal.
+        supervised: whether the run is; None: its recipe is read.
+    """
+    arguments = arguments_given(run)
+    if arguments is None:
+        command = "sft" if (_is_supervised(run) if supervised is None else supervised) else "train"
+        return f"{program} {command} --resume {_typed(run)} {change}".rstrip()
+    if change:
+        key, _, value = change.partition("=")
+        arguments.append(f"**{{{key}: {value}}}" if key == "KEY" else f'**{{"{key}": "{value}"}}')
+    folder = json.dumps(clean(str(run), newlines=False), ensure_ascii=False)
+    return f"dapo.resume({', '.join([folder, *arguments])})"
+
+
+def record_given(run: Path, arguments: Sequence[str], parts: dict[str, str]) -> None:
+    """Write the arguments that ``dapo.resume`` needs, and the names of parts, to the folder of a new run."""
+    write_atomically(run / GIVEN, json.dumps({**parts, "resume": list(arguments)}) + "\n")
+
+
+def arguments_given(run: Path) -> list[str] | None:
+    """Return the arguments that ``dapo.resume`` needs, such as ``rewards=[mine]``; None: no Python program started it.
+
+    A folder may be anyone's, so the texts are made harmless.
+    """
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_regular(run / GIVEN, _MOST_BYTES))
+        arguments = found.get("resume") if isinstance(found, dict) else None
+        if isinstance(arguments, list) and all(isinstance(one, str) for one in arguments):
+            return [shorten(clean(one, newlines=False).replace("`", ""), RESPONSE) for one in arguments]
+    return None
+
+
+def _is_supervised(run: Path) -> bool:
+    try:
+        recipe, _ = parse_yaml((run / RESOLVED).read_text("utf-8"), RESOLVED)
+        section = recipe.get("run")
+    except (OSError, ValueError, DapoError):  # no run yet, or a damaged one: the command will say so
+        return False
+    return isinstance(section, dict) and section.get("stage") == "sft"
 
 
 def met_said(evidence: StopEvidence) -> str:
@@ -60,18 +117,21 @@ def cause_said(evidence: StopEvidence, rollouts: str) -> str:
 
 def go_on_said(evidence: StopEvidence, run: Path) -> str:
     """How a resume can go on; a resumed run keeps its problems, prompts and group size."""
-    resume = f"`dapo train --resume {_typed(run)} KEY=VALUE` goes on"
-    partial = f"`{PARTIAL}` trains on the groups that there are"
+    resume = f"`{resume_said(run, 'KEY=VALUE', supervised=False)}` goes on"
+    partial = f"`{PARTIAL}` trains on the groups that there are" if evidence.kept else ""
+    or_partial = f", or {partial}" if partial else ""
     if evidence.met == "data":
-        return f"{resume}: `data.epochs=...` (more passes), or {partial}."
+        return f"{resume}: `data.epochs=...` (more passes){or_partial}."
     if evidence.met == "retired":
-        return f"{resume}: `{_OWN}.selection.retire=null` trains on solved prompts again, and {partial}."
+        also = f", and {partial}" if partial else ""
+        return f"{resume}: `{_OWN}.selection.retire=null` trains on solved prompts again{also}."
     change = _change(evidence.shares)
     if change:
-        return f"{resume}: {change.format(partial=f', or {partial}')}"
+        return f"{resume}: {change.format(partial=or_partial)}"
+    also = f"; {partial}" if partial else ""
     return (
         f"{resume}, with other `rewards` or `{_OWN}` settings: a higher `{_OWN}.cap.groups` searches "
-        f"longer; {partial}. Other problems, another instruction or group size need a new run."
+        f"longer{also}. Other problems, another instruction or group size need a new run."
     )
 
 
@@ -154,7 +214,7 @@ def _unscored(evidence: UnscoredEvidence, run: Path) -> str:
         f"the {what}: none of {evidence.responses} responses could be scored.\n"
         f"Reasons: {reasons}.\n"
         f"{mend}; {run}/log.txt has the first failure of each kind. Then continue with "
-        f"`dapo train --resume {_typed(run)}`."
+        f"`{resume_said(run, supervised=False)}`."
     )
 
 

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, lists, offsets_of, ragged, texts, write_table_file
-from dapo.types.batch import Group, TokenTrace
+from dapo.types.batch import Completion, Group, TokenTrace
 from dapo.types.enums import Disposition
+from dapo.types.parts import parts_of
 
 _NUMBERS = pa.list_(pa.float32())
 
@@ -156,6 +157,33 @@ def token_table(
     return pa.Table.from_arrays([columns[field.name] for field in SCHEMA], schema=SCHEMA)
 
 
+def whole_traces(groups: Sequence[Group], traces: Iterable[TokenTrace]) -> dict[tuple[int, int], TokenTrace]:
+    """Return traces by group and sample, the parts of an episode joined; tokens that are in no part have zeros."""
+    parts: dict[tuple[int, int], list[TokenTrace]] = {}
+    for trace in traces:
+        parts.setdefault((trace.group, trace.sample), []).append(trace)
+    made = {(group.id, sample): c for group in groups for sample, c in enumerate(group.completions_G)}
+    return {key: _joined(own, made[key]) for key, own in parts.items() if key in made}
+
+
+def _joined(own: Sequence[TokenTrace], made: Completion) -> TokenTrace:
+    spans = [slice(part.first, part.stop) for part in parts_of(made.turns)]
+    if not spans:
+        return own[0]
+
+    def joined(name: str) -> Any:
+        arrays = [getattr(part, name) for part in own]
+        if arrays[0] is None:
+            return None
+        values = np.zeros(len(made), arrays[0].dtype)
+        for part, array in zip(own, arrays, strict=True):
+            values[spans[part.part]] = array
+        return values
+
+    names = ("logprobs", "old_logprobs", "ratio", "entropy", "clip")
+    return TokenTrace(own[0].group, own[0].sample, *(joined(name) for name in names))
+
+
 def write_tokens(
     path: Path,
     step: int,
@@ -174,7 +202,7 @@ def write_tokens(
         pieces: Cuts text.
         write: What puts tables into a file.
     """
-    by_key = {(trace.group, trace.sample): trace for trace in traces}
+    by_key = whole_traces(groups, traces)
     tables = (
         token_table(step, groups[first : first + _GROUPS_PER_ROW_GROUP], by_key, pieces)
         for first in range(0, max(1, len(groups)), _GROUPS_PER_ROW_GROUP)

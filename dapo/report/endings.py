@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dapo.observe.notices import early_said, time_said
 from dapo.observe.status import read_evidence
-from dapo.observe.stopped import PARTIAL, cause_said, go_on_said, met_said
+from dapo.observe.stopped import PARTIAL, cause_said, go_on_said, met_said, resume_said
 from dapo.observe.text import clean, number
 from dapo.processes.watch import lost_said
 from dapo.report.page_data import State
@@ -68,7 +68,7 @@ def next_said(run: RunContents, state: State, steps: int, silent: float | None) 
         steps: that it wants.
         silent: seconds since its last update.
     """
-    go_on = f"`{resume_command(run)}` goes on from {_checkpoint(run)}."
+    go_on = f"`{_resume(run)}` goes on from {_checkpoint(run)}."
     if state == "finished":
         folder = shlex.quote(clean(str(run.folder.path), newlines=False))
         return f"Next: `dapo evaluate {folder} --samples 16`, or `dapo export {folder} MODEL_FOLDER`."
@@ -157,10 +157,8 @@ def unfilled_said(run: RunContents) -> tuple[str, str, str]:
     return sentence(met), cause_said(evidence, f"its rollouts ({files})"), go_on_said(evidence, run.folder.path)
 
 
-def resume_command(run: RunContents) -> str:
-    """Return ``dapo train --resume RUN`` (of a supervised run ``dapo sft``), as it can be typed."""
-    command = "sft" if run.supervised else "train"
-    return f"dapo {command} --resume {shlex.quote(clean(str(run.folder.path), newlines=False))}"
+def _resume(run: RunContents, change: str = "") -> str:
+    return resume_said(run.folder.path, change, supervised=run.supervised)
 
 
 def export_command(run: RunContents, step: int) -> str:
@@ -181,9 +179,9 @@ def _refill(run: RunContents) -> str:
     """Return how to go on after a batch that could not be filled: a command as it can be typed, where there is one."""
     evidence = evidence_of(run)
     if evidence is not None and evidence.kept:
-        said = f"`{resume_command(run)} {PARTIAL}` trains on the groups that there are."
+        said = f"`{_resume(run, PARTIAL)}` trains on the groups that there are."
     else:
-        said = f"`{resume_command(run)} KEY=VALUE` goes on with changed settings."
+        said = f"`{_resume(run, 'KEY=VALUE')}` goes on with changed settings."
     return f"{said} Other problems or another rollout.group_size need a new run."
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dapo.metrics.glossary import placeholders
 from dapo.observe.metrics import Row
 from dapo.observe.text import utf8
-from dapo.report.page_data import RunLine
+from dapo.report.page_data import ProcessView, RunLine
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NEWEST = 1000
@@ -34,11 +34,11 @@ def latest_of(rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
-def exposition(runs: Iterable[tuple[RunLine, Mapping[str, float]]]) -> str:
+def exposition(runs: Iterable[tuple[RunLine, Mapping[str, float], Sequence[ProcessView]]]) -> str:
     """Return all metrics of all runs, each with its line of the glossary as help.
 
     Args:
-        runs: each run's line of the list, and its newest numbers by metric key.
+        runs: each run's line of the list, its newest numbers by metric key, and its processes.
     """
     families: dict[str, _Family] = {}
 
@@ -46,7 +46,7 @@ def exposition(runs: Iterable[tuple[RunLine, Mapping[str, float]]]) -> str:
         if value is not None:
             families.setdefault(name, _Family(text, kind, [])).samples.append((labels, value))
 
-    for line, numbers in runs:
+    for line, numbers, processes in runs:
         run = {"run": line["name"]}
         about = {"state": line["state"], "model": line["model"], "preset": line["preset"]}
         add("dapo_run_info", "What a run is, as labels; the value is always 1.", run | about, 1.0)
@@ -57,6 +57,13 @@ def exposition(runs: Iterable[tuple[RunLine, Mapping[str, float]]]) -> str:
         add("dapo_run_updated_timestamp_seconds", updated, run, line["updated"])
         for severity, count in (("bad", line["bad"]), ("warn", line["advice"] - line["bad"])):
             add("dapo_run_warnings", "Warnings that the rules found.", run | {"severity": severity}, count)
+        for one in processes:
+            about = run | {"process": one["name"], "role": one["role"], "machine": one["machine"]}
+            add("dapo_process_alive", "1 if the process was at work at the last step.", about, float(one["alive"]))
+            add("dapo_process_restarts", "Restarts of the process in this command.", about, one["restarts"])
+            memory = None if one["memory_mib"] is None else one["memory_mib"] * 2**20
+            add("dapo_process_resident_memory_bytes", "Memory of the process at the last step.", about, memory)
+            add("dapo_process_turn_seconds", "Seconds of the last turn of the process.", about, one["turn_seconds"])
         for key, value in numbers.items():
             known = placeholders(key)
             if known is None:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dapo.metrics.glossary import BESIDE
+from dapo.metrics.glossary import BESIDE, START
 from dapo.observe.metrics import Row, series
 from dapo.report.page_data import Timeline
 from dapo.report.phases import in_order, phases_of_row
@@ -57,7 +57,8 @@ def timeline_of(run: RunContents, limit: int = SPANS) -> Timeline:
     origin = spans[0].start if spans else 0.0
     phases = in_order(span.name for span in spans)
     number = {name: n for n, name in enumerate(phases)}
-    beside = (*BESIDE, *(process["name"] for process in run.processes))
+    own = [process["name"] for process in run.processes]
+    beside = (*BESIDE, *own, *(f"{name} {START}" for name in own))
     merged, together = merge_to(spans, limit)
     how = "Every span is shown." if not together else f"Spans of a phase are merged over {_steps(together)}."
     return {

@@ -21,6 +21,7 @@ class HostFacts:
     clock: int
     process: int
     machine: str
+    ready: float = 0.0  # when it could first be asked, since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,11 @@ class EngineHost:
         self._engine = make(*args)
         self._seconds = seconds
         self._unfinished: set[Key] = set()
+        self._ready = time.time()
 
     def describe(self) -> HostFacts:
         """Return the facts of this engine."""
-        return HostFacts(self._engine.capacity, self._engine.clock, os.getpid(), socket.gethostname())
+        return HostFacts(self._engine.capacity, self._engine.clock, os.getpid(), socket.gethostname(), self._ready)
 
     def turn(self, requests: Sequence[SampleRequest], steps: int, dropped: Sequence[Key] = ()) -> TurnResult:
         """Take ``requests``, decode for about ``steps`` steps while anything is unfinished, give what ended.

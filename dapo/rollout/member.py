@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,6 +132,8 @@ class Member:
     flight: Flight | None = None
     opening: list[tuple[str, Call]] = field(default_factory=list)  # asked of a new host, not looked at yet
     opened: Ticket | None = None  # the weights that were asked for there
+    began: float = 0.0  # when the host was started, since 1970
+    starts: list[tuple[float, float]] = field(default_factory=list)  # start and seconds of each, until it is taken
     until: float = 0.0  # of the opening
     clock: int = 0  # the engine's, after what was heard last
     stats: Counter[str] = field(default_factory=Counter)  # of all incarnations before
@@ -200,6 +203,7 @@ class Member:
 
     def start(self) -> None:
         """Start a new host, ask for its facts, and give it the newest weights."""
+        self.began = time.time()
         self.host = self.transport.start(self.spec)
         self.incarnation += 1
         self.opening = [self._asked("describe")]
@@ -266,6 +270,7 @@ class Member:
             answer = self.transport.get(call)
             if method == "describe":
                 self.facts, self.clock, self.own_stats = answer, answer.clock, Counter()
+                self.starts.append((self.began, max(0.0, answer.ready - self.began)))
             elif method == "checksums":
                 self._compare(answer)
             elif isinstance(answer, TurnResult):
@@ -280,6 +285,11 @@ class Member:
             raise EngineError(
                 f"{len(stale)} of its tensors are not those that the other engines have ({', '.join(stale[:3])})"
             )
+
+    def take_starts(self) -> tuple[tuple[float, float], ...]:
+        """Return start (since 1970) and seconds of each new host since the last call."""
+        starts, self.starts = self.starts, []
+        return tuple(starts)
 
     # ------------------------------------------------------------------ asking
 

@@ -222,6 +222,7 @@ class EnginePool:
                     turn_seconds=seconds,
                     memory_mib=memory_of(facts.process) if facts is not None and here else None,
                     turns=self._tally.take_spans(member.name),
+                    starts=member.take_starts(),
                 )
             )
         return found

@@ -53,7 +53,7 @@ class Playing:
 
     def prepared(self, tokenizer: Any) -> PreparedData:
         """Return the recipe's data; a prompt asks for the model's turn unless the environment speaks first."""
-        return prepare(self.data, tokenizer, ask=not self.pool.abilities.opens)
+        return prepare(self.data, tokenizer, ask=not self.pool.abilities.opens, keep_chat=self.speech.afresh)
 
     def moved(self, recipe: Recipe, transport: Transport, names: Sequence[str], output: Path | None) -> Playing:
         """End the workers of this machine, and return the environment as hosts of a transport play it."""
@@ -95,7 +95,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
     if settings.kind is None:
         return None
     chat = resolve_style(recipe.data, tokenizer) == "chat"
-    speech = make_speech(recipe.data, tokenizer, chat=chat)
+    speech = make_speech(recipe.data, tokenizer, chat=chat, rows=settings.rows)
     own_data = _data_folder(output) if settings.kind == KIND else None
     for role in _roles(recipe):
         speech.check(role)
@@ -132,7 +132,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         data = _with_own_data(data, data_files(own_data))
     if tools and chat and shows_tools(recipe.data, tokenizer):
         data = data.model_copy(update={"tools": tools})
-        speech = make_speech(data, tokenizer, chat=True)
+        speech = make_speech(data, tokenizer, chat=True, rows=settings.rows)
     elif tools:
         names = ", ".join(tool["function"]["name"] for tool in tools)
         notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")

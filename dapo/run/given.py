@@ -12,15 +12,12 @@ from dapo.config.deployment import engine_slots
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel
-from dapo.observe.jsonl import write_atomically
+from dapo.observe.stopped import GIVEN, record_given
 from dapo.run.parts import load_hook
 from dapo.types.batch import Prompt
 from dapo.types.events import Callback
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine, PromptStream, Scorer
-
-FILE = "given.json"
-"""In the run's folder: which parts were given from Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +53,7 @@ class Given:
     stream: Any = None
     callbacks: Sequence[Callback] = field(default_factory=tuple)
     objects: Mapping[str, str] = field(default_factory=dict)  # of the recipe: functions that are no module's, by key
+    python: bool = False  # a Python program starts the run, and no command
 
     def words(self) -> list[str]:
         """What takes the place of what the recipe names, in sentences."""
@@ -111,11 +109,11 @@ class Given:
         return replace(self, objects=objects)
 
     def record(self, folder: Path) -> None:
-        """Write down which parts are not the recipe's, where there are any: a resume without them is another run."""
+        """Record what a resume has to be given again, of a run that a Python program starts."""
         parts = {"engine": self.engine, "scorer": self.scorer, "stream": self.stream}
         names = {name: name_of(part) for name, part in parts.items() if part is not None}
-        if names:
-            write_atomically(folder / FILE, json.dumps(names) + "\n")
+        if names or self.python:
+            record_given(folder, list(self.needed()), names)
 
     def check(self, folder: Path) -> None:
         """Refuse to go on with a run whose parts were given from Python and are not given again, or the reverse.
@@ -124,7 +122,7 @@ class Given:
             RecipeError: with the argument that is missing, or has no place.
         """
         try:
-            before = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            before = json.loads((folder / GIVEN).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = {}
         for name in ("engine", "scorer", "stream"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dapo.algorithms.correction import OffPolicyMask, importance_correction
+from dapo.algorithms.correction import CorrectionKind, OffPolicyMask, importance_correction
 from dapo.algorithms.hook_checks import AdvantageHook, ExtraHook, KeepHook, LossHook, ShapingHook
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
@@ -190,9 +190,25 @@ def make_loss_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], F
     return weights
 
 
+@dataclass(frozen=True, slots=True)
+class ImportanceCorrection:
+    """``importance_correction`` with the recipe's options; returns w [tokens] of one response."""
+
+    kind: CorrectionKind
+    options: Mapping[str, Any]
+
+    @property
+    def by_token(self) -> bool:
+        """Whether w of a token depends on that token alone, so that a response may be cut into parts."""
+        return self.kind not in ("truncate_sequence", "mask_sequence")
+
+    def __call__(self, learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
+        return importance_correction(learner, sampler, kind=self.kind, loss_mask=mask, **self.options)
+
+
 def make_correction(
     recipe: Recipe,
-) -> Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | OffPolicyMask | None:
+) -> ImportanceCorrection | OffPolicyMask | None:
     """Return the importance correction against the sampler; None where nothing is corrected.
 
     Only the off-policy mask acts where the ratio runs against the sampler itself.
@@ -207,12 +223,7 @@ def make_correction(
         or kind in ("none", "report")
     ):
         return None
-    options = _options(chosen)
-
-    def correction(learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
-        return importance_correction(learner, sampler, kind=kind, loss_mask=mask, **options)
-
-    return correction
+    return ImportanceCorrection(kind, _options(chosen))
 
 
 def make_objective(recipe: Recipe) -> Objective:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -72,6 +72,7 @@ class Session(Generic[P]):
     say: Callable[[str], None]
     closing: ExitStack  # whatever is to be ended, the newest first
     places: Places | None = None  # of ranks and engines on a cluster
+    started: Learner | None = None  # by ``learner``, most recently
 
     def learner(self, *, training: bool = True) -> Learner:
         """Start the learner; without ``training`` it is asked for nothing but its weights and log-probabilities."""
@@ -88,6 +89,7 @@ class Session(Generic[P]):
             engine=self.parts.engine,
         )
         self.closing.callback(learner.close)
+        self.started = learner
         return learner
 
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore, deadline: Deadline | None = None) -> Trainer:
@@ -133,19 +135,24 @@ def record_machine(folder: RunFolder, session: Session[Any], step: int) -> None:
     append_machine(folder.path / FILE, machine)
 
 
-def processes_of(session: Session[Any]) -> Callable[[], list[ProcessState]] | None:
-    """Return a function that lists the processes of a run; None: the run has one process."""
-    deployment, engine = session.parts.deployment, session.parts.engine
-    places = session.places
-    where = {} if places is None else places.where()
-    here = os.uname().nodename
-    learner = [ProcessState(name, "learner", where.get(name, here)) for name in deployment.learner_hosts]
-    if not learner and not isinstance(engine, HasProcesses):
+def processes_of(session: Session[Any], restarts: int = 0) -> Callable[[], list[ProcessState]] | None:
+    """Return a function that lists the processes of a run; None: the run has one process.
+
+    ``restarts``: how often the learner was started again.
+    """
+    learner, engine = session.started, session.parts.engine
+    apart = bool(session.parts.deployment.learner_hosts) and isinstance(learner, HasProcesses)
+    if not apart and not isinstance(engine, HasProcesses):
         return None
 
     def found() -> list[ProcessState]:
-        driver = ProcessState("driver", "driver", here, os.getpid(), memory_mib=memory_of(os.getpid()))
-        return [driver, *learner, *(engine.processes() if isinstance(engine, HasProcesses) else ())]
+        here = os.uname().nodename
+        processes = [ProcessState("driver", "driver", here, os.getpid(), memory_mib=memory_of(os.getpid()))]
+        if apart and isinstance(learner, HasProcesses):
+            processes += [replace(rank, restarts=restarts) for rank in learner.processes()]
+        if isinstance(engine, HasProcesses):
+            processes += engine.processes()
+        return processes
 
     return found
 

@@ -19,7 +19,8 @@ from dapo.config.schema import Recipe
 from dapo.config.shipped import short_name
 from dapo.observe.console import Console
 from dapo.observe.metrics import Row, read_metrics
-from dapo.observe.run_folder import RunFolder, command_of
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.stopped import resume_said
 from dapo.observe.summary import print_summary
 from dapo.processes.watch import lost_said
 from dapo.run.engines import describe_engine
@@ -138,8 +139,8 @@ def lost_with(lost: ClusterLost, error: Exception, folder: RunFolder, checkpoint
 
 
 def resume_command(folder: Path) -> str:
-    """How a run is gone on with, as it can be typed."""
-    return f"{program()} {command_of(folder)} --resume {shlex.quote(str(folder))}"
+    """Return what continues a run, as it can be typed: a command, or a call of Python."""
+    return resume_said(folder, program=program())
 
 
 def program() -> str:

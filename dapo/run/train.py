@@ -77,6 +77,7 @@ class Going:
     """The recipe that a run goes on with. It outlives a learner: what was changed meanwhile stays changed."""
 
     loaded: LoadedRecipe
+    restarts: int = 0  # of the learner, since this command began
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ def _train(
         except LearnerLost as error:
             if restart > most:
                 raise
-            resume = True
+            resume, going.restarts = True, restart
             log.warning("%s. Restart %d of at most %d, from the last checkpoint", error, restart, most)
     raise AssertionError("the last attempt returns or raises")
 
@@ -264,7 +265,7 @@ def _attempt(
             status.wants(recipe.trainer.steps)
             record_machine(folder, session, step)
             recorder.open(callbacks, status)
-            recorder.processes = processes_of(session)
+            recorder.processes = processes_of(session, going.restarts)
             took = time.time() - began
             recorder.span(Span(step, START, began, took, took))
             folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe

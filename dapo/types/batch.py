@@ -72,6 +72,7 @@ class Prompt:
     answer: str  # the gold answer as text; "" where the verifier needs none
     source: str  # name of the data source it came from
     extra: Mapping[str, Any] = field(default_factory=Columns)  # JSON-able record for the verifier
+    chat: Mapping[str, Any] | None = None  # its messages and tools, where a template writes each turn's prompt afresh
 
     def __post_init__(self) -> None:
         if not isinstance(self.extra, Columns):
@@ -112,6 +113,9 @@ class Turn:
     cut: bool = False  # a turn that met a limit of tokens, or a reply that was shortened
     facts: Mapping[str, float] = field(default_factory=dict)  # about it, by the environment
     state: str | None = None  # of a reply: JSON of the environment after it, where that can be restored
+    prompt_ids: IntArray | None = field(default=None, compare=False)
+    """Of the model's turn: its prompt, where a row begins with it. None: the turn continues the row before it."""
+    messages: tuple[Mapping[str, str], ...] = ()  # of a reply, where a template writes them again for later turns
 
 
 MODEL = "assistant"
@@ -350,6 +354,14 @@ class HasTokens(Protocol):
     def token_ids(self) -> IdArray: ...
 
 
+def by_response(rows: Sequence[Any]) -> list[list[int]]:
+    """Return row indices by response (group and sample), in order of first appearance."""
+    responses: dict[tuple[int, int], list[int]] = {}
+    for index, row in enumerate(rows):
+        responses.setdefault((row.group, row.sample), []).append(index)
+    return list(responses.values())
+
+
 def by_prompt(rows: Sequence[HasTokens]) -> list[list[int]]:
     """Row indices by group, in order of first appearance. Rows of one group with unequal prompts do not share."""
     groups: dict[tuple[int, bytes], list[int]] = {}
@@ -373,7 +385,9 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One response as the learner receives it. Arrays are [response tokens] unless said; log-probabilities in nats.
+    """One response as the learner receives it, or a part of one. Log-probabilities are in nats.
+
+    Arrays are [response tokens] unless said. ``loss_weight`` and ``advantage`` are those of the whole response.
 
     >>> tokens = {"token_ids": np.array([7, 2]), "loss_mask": np.array([True, False])}
     >>> made = {"sampler_logprobs": np.float32([-0.1, -0.4]), "versions": np.int32([3, 3])}
@@ -393,6 +407,7 @@ class Row:
     reference_logprobs: FloatArray | None = None  # of a reference model; None: there is none
     traced: bool = False  # the learner keeps what it computes of each token, see ``TokenTrace``
     extra: Extra = field(default_factory=dict)  # what the loss reads besides, see ``dapo.types.extra``
+    part: int = 0  # index of the row in its response; an episode has several where turns have prompts of their own
 
     def __post_init__(self) -> None:
         problem = extra_problem(self.extra, prompt=len(self.prompt_ids), response=len(self.token_ids))
@@ -450,7 +465,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """What the learner computed of one response in its optimiser step. All arrays are [response tokens].
+    """What the learner computed of one row in its optimiser step. All arrays are [response tokens].
 
     >>> numbers = [np.float32([number]) for number in (-0.2, -0.1, 0.9, 0.5)]
     >>> TokenTrace(0, 0, *numbers, clip=np.int8([1])).clip.tolist()
@@ -464,6 +479,7 @@ class TokenTrace:
     ratio: FloatArray  # exp(logprobs - old_logprobs), its logarithm bounded as in the losses
     entropy: FloatArray  # of the policy at each token, nats
     clip: NDArray[np.int8] | None  # 0 none, 1 low, 2 high, 3 dual; None: the loss names no such flags
+    part: int = 0
 
 
 @dataclass(slots=True)

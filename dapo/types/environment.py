@@ -197,6 +197,7 @@ class Speech(Protocol):
     """Write replies as tokens."""
 
     end_of_turn: str  # text of the special token that ends the model's turn; "" where replies follow any turn
+    afresh: bool  # the prompt of each turn is ``written``; False: each turn follows the tokens before it
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
         """Return the tokens between a prompt that asks for nothing yet and the model's first turn.
@@ -218,6 +219,13 @@ class Speech(Protocol):
 
         Raises:
             ValueError: the tokenizer or the chat template cannot write them.
+        """
+
+    def written(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> IntArray:
+        """Return the tokens of a conversation up to where the model speaks.
+
+        Raises:
+            ValueError: the tokenizer or the chat template cannot write it.
         """
 
     def shorten(self, text: str, limit: int) -> str:

@@ -189,7 +189,7 @@ class EngineGroup(Protocol):
 
 @runtime_checkable
 class HasProcesses(Protocol):
-    """An engine whose work is done by other processes.
+    """An engine or a learner whose work is done by other processes.
 
     Example: ``dapo.rollout.pool.EnginePool``.
     """
@@ -369,6 +369,7 @@ class ProcessState:
     turn_seconds: float | None = None  # of that turn
     memory_mib: float | None = None  # resident now; None: on another machine, or not to be had
     turns: tuple[tuple[float, float], ...] = ()  # start (since 1970) and seconds of each since it was asked last
+    starts: tuple[tuple[float, float], ...] = ()  # likewise, of each time it was started
 
 
 class Recorder(Protocol):

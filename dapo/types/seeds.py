@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
 # Domains keep uses apart: the same (group, sample) numbers give unrelated seeds in training and evaluation.
-TRAINING, EVALUATION, SYNC_CHECK, SELECTION, COPIES, ADAPTER, MARKS, ENVIRONMENT, EPOCHS = 1, 2, 3, 4, 5, 6, 7, 8, 9
+TRAINING, EVALUATION, SYNC_CHECK, SELECTION, COPIES, ADAPTER, MARKS, ENVIRONMENT, EPOCHS, TURNS = range(1, 11)
 
 Words = TypeVar("Words", int, NDArray[np.uint64])
 

@@ -73,7 +73,7 @@ def _said(plain):
 class WordSpeech:
     """Writes the words ``w5 w6`` as the tokens 5 and 6."""
 
-    end_of_turn = ""
+    end_of_turn, afresh = "", False
 
     def opening(self, messages):
         return self.reply(messages, closed=True)
@@ -85,3 +85,16 @@ class WordSpeech:
     def shorten(self, text, limit):
         words = text.split()
         return text if len(words) <= limit else " ".join(words[:limit])
+
+
+class FreshWordSpeech(WordSpeech):
+    """Writes a conversation afresh, with the last word alone of each earlier turn of the model: it rewrites turns."""
+
+    afresh = True
+
+    def written(self, messages, tools=()):
+        words = []
+        for message in messages:
+            said = message["content"].split()
+            words += said[-1:] if message["role"] == "assistant" else said
+        return np.array([int(word[1:]) for word in words], dtype=np.int64)

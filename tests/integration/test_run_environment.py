@@ -45,6 +45,14 @@ def known(prompt, rng):
     return {"accuracy": 0.0}
 
 
+def reads(prompt, rng):
+    """Long replies; the model speaks first, so that a group's prompt is one sequence."""
+    turn = yield ""
+    for _ in range(3):
+        turn = yield " ".join(rng.choice("123456789") for _ in range(5)) + " ="
+    return {"accuracy": float(bool(turn.text) and turn.text.split()[0] in "0123456789")}
+
+
 class Counting:
     """Says how often it was asked, and can be restored."""
 
@@ -144,6 +152,32 @@ def test_the_speed_of_a_tool_changes_no_bit(whole, tmp_path):
     slow = train(tmp_path, "trainer.steps=4", more="args: {seconds: 0.003}")
     ours, theirs = weights(slow), weights(whole)
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.slow
+def test_a_slow_tool_changes_no_bit(whole, tmp_path):
+    slow = train(tmp_path, "trainer.steps=4", more="args: {seconds: 0.1}")
+    ours, theirs = weights(slow), weights(whole)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_prefills_prompts_and_replies_and_nothing_twice(tmp_path):
+    """Where no episode is carried into the next step; of one that is, all is computed again."""
+    path = recipe(tmp_path, section=SECTION.replace("my_game:game", "my_game:reads"))
+    free = [option for option in QUICK if "oversample" not in option]
+    free += ["rollout.max_response_tokens=80", "algorithm.dynamic_sampling.mode=off", "trainer.steps=2"]
+    dapo("train", path.name, *free, cwd=tmp_path)
+    rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"]]
+    table = read_rollouts(tmp_path / "run" / "rollouts").to_pylist()
+    for row in rows:
+        own = [response for response in table if response["step"] == row["step"]]
+        prompts = sum(len(response["prompt"].split()) for response in own if response["sample"] == 0)
+        replies = [turn for response in own for turn in response["turns"] if turn["who"] != MODEL]
+        count = sum(turn["stop"] - turn["first"] for turn in replies)
+        assert count > 200
+        assert row["environment/given_tokens"] == prompts + count
+        assert 0.95 < row["sampling/prefill_tokens"] / (prompts + count) < 1.1
+        assert row["environment/prefill_ratio"] == row["sampling/prefill_tokens"] / (prompts + count)
 
 
 def test_a_run_that_is_stopped_and_resumed_goes_on_to_the_same_bits(whole, tmp_path):
@@ -257,6 +291,8 @@ def played(tmp_path_factory: pytest.TempPathFactory):
         saved = folder / "saved"
         saved.mkdir()
         learner.save(saved).result()
+        assert session.parts.engine.stats()["prefill_tokens"] > 0
+        assert len(session.parts.engine.kept) == 0
         yield session, learner, groups, saved
 
 

@@ -44,4 +44,4 @@ def cispo_loss(
 
 def cispo_objective(*, cap: float = 5.0, floor: float | None = None) -> Objective:
     """``cispo_loss`` with its settings."""
-    return Objective(partial(cispo_loss, cap=cap, floor=floor), zero_advantage_is_free=True)
+    return Objective(partial(cispo_loss, cap=cap, floor=floor), zero_advantage_is_free=True, by_token=True)

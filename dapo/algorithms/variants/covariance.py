@@ -134,6 +134,7 @@ def clip_cov_objective(
         reads={MARKED: "response"},
         extra=partial(_marks, kind="clip_cov", share=share, above=above, below=below),
         zero_advantage_is_free=True,
+        by_token=True,
         clips_tokens=True,
     )
 
@@ -147,6 +148,7 @@ def kl_cov_objective(*, coefficient: float = 1.0, share: float = 2e-4) -> Object
         partial(kl_cov_loss, coefficient=coefficient),
         reads={MARKED: "response"},
         extra=partial(_marks, kind="kl_cov", share=share),
+        by_token=True,
     )
 
 

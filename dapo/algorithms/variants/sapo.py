@@ -39,4 +39,6 @@ def sapo_loss(
 
 def sapo_objective(*, positive: float = 1.0, negative: float = 1.05) -> Objective:
     """``sapo_loss`` with its settings."""
-    return Objective(partial(sapo_loss, positive=positive, negative=negative), zero_advantage_is_free=True)
+    return Objective(
+        partial(sapo_loss, positive=positive, negative=negative), zero_advantage_is_free=True, by_token=True
+    )

@@ -35,7 +35,8 @@ class Environment(Section):
     max_reply_tokens: Tokens = 512
     """Tokens of a reply's contents."""
     long_reply: Literal["cut", "error"] = "cut"
-    """A longer reply: its middle is cut out, which the model reads, or it is an error of the environment."""
+    """A longer reply: its middle is cut out, and a note in its place says so if the tokenizer has words for it; or it
+    is an error of the environment."""
     on_error: Literal["unscored", "end", "tell"] = "unscored"
     """An environment that raises, takes too long or returns nonsense. ``unscored``: its response trains nothing.
     ``end``: the episode ends with the rewards that it has. ``tell``: the model reads one line about an exception and
@@ -47,5 +48,8 @@ class Environment(Section):
     ``run.reward_workers`` is one for each engine."""
     memory_mib: Annotated[Annotated[int, Field(ge=256, le=1 << 30)] | None, FREE] = 4096
     """Memory limit of each such process in MiB (Linux only); None: none."""
+    rows: Annotated[Literal["append", "turns"], FIXED] = "append"
+    """``append``: an episode is one row; the chat template must keep earlier turns. ``turns``: a row for each turn of
+    the model, after the conversation as the template writes it then. Their tokens grow with the square of the turns."""
     lag: Whole = 8
     """Engine steps after which a reply takes effect. The engine does not wait for a tool that is faster."""

@@ -15,15 +15,27 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dapo.errors import EpisodeError
-from dapo.loop.sampling.texts import Texts, cut, cut_text
+from dapo.loop.sampling.texts import Texts, cut, cut_text, joined
 from dapo.metrics.phases import Phases
-from dapo.types.batch import MODEL, Completion, IntArray, Key, Lane, Metrics, Partial, Prompt, SampleRequest, Turn
+from dapo.types.batch import (
+    MODEL,
+    Completion,
+    IntArray,
+    Key,
+    Lane,
+    Metrics,
+    Partial,
+    Prompt,
+    SampleEvent,
+    SampleRequest,
+    Turn,
+)
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Answer, Ended, Players, Question, Said, Speech, Spoken
 from dapo.types.evidence import ENVIRONMENT
 from dapo.types.extra import padded_extra
 from dapo.types.seeds import ENVIRONMENT as SEEDS
-from dapo.types.seeds import derive_seed
+from dapo.types.seeds import TURNS, derive_seed
 
 NOT_REPEATABLE = "not repeatable"
 MOST_NOT_REPEATABLE = 8
@@ -54,6 +66,7 @@ class _Episode:
     finish: FinishReason = FinishReason.STOP  # of the last of them
     question: Question | None = None  # asked, and its answer not in effect
     answer: Answer | None = None
+    prompt_ids: IntArray | None = None  # of the model's present turn, where each turn has its own
     due: int | None = None  # engine step at which the answer takes effect; None: the episode is taken back
     ended: str = ""  # by which limit, while its scores are asked for
 
@@ -136,8 +149,17 @@ class Episodes:
         elif prefix is None and self.players.abilities.opens:
             self._put(known, Question(key, prompt, self._seed(known)), tick)
         else:
-            return self._further(known, prefix)
+            return self._begun_turn(known, prefix, tick)
         return None
+
+    def whole(self, key: Key, own: Partial) -> Partial:
+        """Return the whole episode, of which the engine has ``own``: all of it, or the model's present turn alone."""
+        if not self.speech.afresh:
+            return own
+        partial = self._episodes[key].partial
+        before = cut(partial, partial.turn_start)
+        event = SampleEvent(key, own.token_ids, own.logprobs, own.versions, FinishReason.STOP, extra=own.extra)
+        return replace(joined(before, event), turns=before.turns)
 
     def turn(self, key: Key, whole: Partial, tick: int) -> None:
         """Take in a turn that the engine ended, and ask the environment about it."""
@@ -206,7 +228,8 @@ class Episodes:
             if isinstance(found, SampleRequest):
                 requests.append(found)
                 if key.lane == "train" and (turns := episode.partial.turns) and turns[-1].who != MODEL:
-                    self.given += turns[-1].stop - turns[-1].first
+                    read = turns[-1].stop - turns[-1].first
+                    self.given += len(found.prompt_ids) if self.speech.afresh else read
             elif found is not None:
                 over.append(found)
         return requests, over
@@ -248,7 +271,7 @@ class Episodes:
         ids = whole.token_ids[start:]
         episode.finish = self._finish(episode, ids)
         cut_short = episode.finish is FinishReason.LENGTH
-        turn = Turn(start, len(whole), MODEL, self._text(episode, ids), cut=cut_short)
+        turn = Turn(start, len(whole), MODEL, self._text(episode, ids), cut=cut_short, prompt_ids=episode.prompt_ids)
         episode.partial = replace(whole, turns=(*whole.turns, turn))
         episode.spoken.append(self._say(episode, turn, len(episode.spoken)))
 
@@ -333,7 +356,7 @@ class Episodes:
                 return None
         except ValueError as error:
             return self._failed(episode, f"reply: {error}")
-        return self._further(episode, episode.partial if len(episode.partial) else None)
+        return self._go_on(episode, answer.state, tick)
 
     def _credit(self, episode: _Episode, last: Said) -> None:
         """Add what the environment said at a limit to the model's last turn."""
@@ -366,7 +389,8 @@ class Episodes:
         version = partial.versions[-1:] if start else np.full(1, self._version, np.int32)
         text = "\n".join(message["content"] for message in messages)
         role = messages[0]["role"] if messages else self.players.abilities.role
-        turn = Turn(start, start + count, role, text, cut=was_cut, state=answer.state)
+        again = tuple(messages) if self.speech.afresh else ()
+        turn = Turn(start, start + count, role, text, cut=was_cut, state=answer.state, messages=again)
         earlier = tuple(replace(each, state=None) if each.state else each for each in partial.turns)
         episode.partial = Partial(
             np.concatenate([partial.token_ids, ids]),
@@ -397,15 +421,84 @@ class Episodes:
             raise ValueError(f"it has more than max_reply_tokens = {self.limits.max_reply_tokens} tokens")
         return messages, was_cut
 
-    def _further(self, episode: _Episode, prefix: Partial | None) -> SampleRequest:
-        """Return the request for the next turn of the model; an engine keeps what a further turn goes on behind."""
+    def _begun_turn(self, episode: _Episode, prefix: Partial | None, tick: int) -> SampleRequest | None:
+        """Return the request for a turn of the model that is to begin, or to go on; None: the episode ended."""
+        try:
+            request = self._further(episode, prefix)
+        except ValueError as error:
+            self._over.append(self._failed(episode, f"prompt: {error}"))
+            return None
+        if request is None:
+            self._limit(episode, "reply", tick, tuple(episode.spoken), self._state(episode))
+        return request
+
+    def _go_on(self, episode: _Episode, state: str | None, tick: int) -> SampleRequest | Over | None:
+        """Return the request for the turn after a reply; None: the episode ends, and is asked for scores."""
+        try:
+            request = self._further(episode, episode.partial if len(episode.partial) else None)
+        except ValueError as error:
+            return self._failed(episode, f"prompt: {error}")
+        if request is None:
+            self._limit(episode, "reply", tick, tuple(episode.spoken), state)
+        return request
+
+    def _further(self, episode: _Episode, prefix: Partial | None) -> SampleRequest | None:
+        """Return the request for the next turn of the model; None: its own prompt leaves it no token.
+
+        Raises:
+            ValueError: the chat template cannot write its prompt.
+        """
         request, most = episode.request, self.limits.max_turn_tokens
-        sampling = request.sampling
-        if most is not None:
-            start = 0 if prefix is None else prefix.turn_start
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, start + most))
-        keep = len(episode.spoken) + 1 < self.limits.max_turns
-        return replace(request, prefix=prefix, sampling=sampling, keep=keep)
+        sampling, start = request.sampling, 0 if prefix is None else prefix.turn_start
+        limit = sampling.max_tokens if most is None else min(sampling.max_tokens, start + most)
+        if not self.speech.afresh:
+            keep = len(episode.spoken) + 1 < self.limits.max_turns  # a further turn goes on where this one ends
+            return replace(request, prefix=prefix, sampling=replace(sampling, max_tokens=limit), keep=keep)
+        episode.prompt_ids = self._prompt_ids(episode)
+        # prompt and turn are never longer than the prompt and the response of a single turn may be
+        room = len(episode.prompt.token_ids) + sampling.max_tokens - len(episode.prompt_ids)
+        count = min(limit - start, room)
+        if count < 1:
+            return None
+        number = len(episode.spoken)
+        return replace(
+            request,
+            prompt_ids=episode.prompt_ids,
+            prefix=None if prefix is None else _present(prefix),
+            sampling=replace(sampling, max_tokens=count),
+            seed=derive_seed(request.seed, TURNS, number) if number else request.seed,
+        )
+
+    def _prompt_ids(self, episode: _Episode) -> IntArray:
+        """Return the prompt of the model's present turn: the conversation so far, written afresh.
+
+        Raises:
+            ValueError: it cannot be written.
+            EpisodeError: the prompt does not say of which messages it was made.
+        """
+        prompt, said = episode.prompt, list[Mapping[str, str]]()
+        for turn in episode.partial.turns:
+            said += turn.messages if turn.who != MODEL else [{"role": MODEL, "content": self._written(episode, turn)}]
+        if not said and not self.players.abilities.opens:
+            return prompt.token_ids
+        if prompt.chat is None:
+            raise EpisodeError(
+                "environment.rows: turns writes each turn's prompt with the chat template, and a prompt does not say "
+                "of which messages it was made; a data stream of your own gives Prompt(chat={'messages': [...]}), or "
+                "set environment.rows: append"
+            )
+        return self.speech.written([*prompt.chat["messages"], *said], prompt.chat.get("tools", ()))
+
+    def _written(self, episode: _Episode, turn: Turn) -> str:
+        """Return a turn of the model as a message's content: with special tokens, without the end of the turn."""
+        ids, sampling = episode.partial.token_ids[turn.first : turn.stop], episode.request.sampling
+        if len(ids) and int(ids[-1]) in sampling.stop_token_ids:
+            ids = ids[:-1]
+        (text,) = (self.texts.decode_all or self.texts.decode)([ids])
+        if sampling.stop:
+            text = cut_text(text, sampling.stop, keep=self.texts.keep_stop)
+        thinking = self.texts.thinking
+        return f"{thinking.open}\n{text}" if thinking is not None and self._begun(episode, turn) else text
 
     # ------------------------------------------------------------------ the end
 
@@ -512,7 +605,9 @@ class Episodes:
 
     def _begun(self, episode: _Episode, turn: Turn) -> bool:
         thinking = self.texts.thinking
-        before = np.concatenate([episode.prompt.token_ids, episode.partial.token_ids[: turn.first]])
+        before = turn.prompt_ids
+        if before is None:
+            before = np.concatenate([episode.prompt.token_ids, episode.partial.token_ids[: turn.first]])
         return thinking is not None and thinking.begun(before)
 
     def _closed(self, partial: Partial) -> bool:
@@ -530,3 +625,12 @@ class Episodes:
 
     def _seed(self, episode: _Episode) -> int:
         return derive_seed(episode.request.seed, SEEDS)
+
+
+def _present(whole: Partial) -> Partial | None:
+    """Return the model's present turn as far as it got; None: it has no token."""
+    start = whole.turn_start
+    if len(whole) == start:
+        return None
+    extra = {name: values[start:] for name, values in whole.extra.items()}
+    return Partial(whole.token_ids[start:], whole.logprobs[start:], whole.versions[start:], extra=extra)

@@ -261,6 +261,7 @@ def prompt_state(prompt: Prompt) -> Tree:
         "answer": prompt.answer,
         "source": prompt.source,
         "extra": dict(prompt.extra),
+        **({} if prompt.chat is None else {"chat": dict(prompt.chat)}),
     }
 
 
@@ -298,11 +299,13 @@ def load_completion(state: Tree) -> Completion:
 
 
 def turn_state(turn: Turn) -> Tree:
-    return {**dataclasses.asdict(turn), "calls": list(turn.calls)}
+    state = {**dataclasses.asdict(turn), "calls": list(turn.calls), "messages": list(turn.messages)}
+    absent = [name for name in ("prompt_ids", "messages") if not len(state[name] if state[name] is not None else ())]
+    return {name: value for name, value in state.items() if name not in absent}
 
 
 def load_turn(state: Tree) -> Turn:
-    return Turn(**{**state, "calls": tuple(state["calls"])})
+    return Turn(**{**state, "calls": tuple(state["calls"]), "messages": tuple(state.get("messages", ()))})
 
 
 def score_state(score: Score) -> Tree:

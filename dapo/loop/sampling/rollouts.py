@@ -185,7 +185,8 @@ class Rollouts:
         request = self._requests.pop(key)
         if request.keep:
             self._kept[key] = event.engine
-        self.episodes.turn(key, joined(request.prefix, event), event.tick)
+        whole = self.episodes.whole(key, joined(request.prefix, event))
+        self.episodes.turn(key, whole, event.tick)
 
     def _take_answers(self, patience: float | None) -> bool:
         """Let the replies that are due take effect; return whether there were any."""
@@ -273,7 +274,7 @@ class Rollouts:
             if event.key not in self._playing or event.finish is FinishReason.FAILED:
                 others.append(event)
                 continue
-            whole = joined(self._requests[event.key].prefix, event)
+            whole = self.episodes.whole(event.key, joined(self._requests[event.key].prefix, event))
             self._earlier[event.key] = self._earlier.get(event.key, 0) + len(event.token_ids)
             ended = event.finish is not FinishReason.ABORTED
             taken.append((event.key, self.episodes.take_back(event.key, whole, ended=ended)))
@@ -298,10 +299,11 @@ class Rollouts:
         whole_R = []
         for event in map(self._unless_it_goes_on, events) if self._thinking else events:
             request = self._requests.pop(event.key)
-            if event.key in self._playing:  # the engine could not go on
+            whole = joined(request.prefix, event)
+            if event.key in self._playing and self.episodes is not None:  # the engine could not go on
+                whole = self.episodes.whole(event.key, whole)
                 self._playing.discard(event.key)
                 self.drop([event.key])
-            whole = joined(request.prefix, event)
             problem = extra_problem(whole.extra, prompt=len(request.prompt_ids), response=len(whole))
             if problem is not None and len(whole):
                 raise EngineError(f"response {event.key}: {problem}")

@@ -18,12 +18,10 @@ class ClusterSection {
 
   table(run) {
     const { updated } = run.status;
-    const lost = run.curves.values["cluster/engine_losses"];
-    const losses = lost ? lost.reduce((sum, v) => sum + (v || 0), 0) : 0;
     const ago = (end) => (end === null || updated === null ? MISSING : `${seconds(Math.max(0, updated - end))} before`);
     const head = ["Process", "Role", "Machine", "State", "Restarts", "Last turn", "Ended", "Memory"];
     return [
-      el("p", { class: "facts" }, this.said(run, losses)),
+      el("p", { class: "facts" }, this.said(run)),
       el(
         "div",
         { class: "scroll", tabindex: 0, role: "group", "aria-label": "Processes of the run" },
@@ -54,11 +52,17 @@ class ClusterSection {
     ];
   }
 
-  said(run, losses) {
+  said(run) {
+    const lost = run.curves.values["cluster/engine_losses"] || [];
+    const losses = lost.reduce((sum, v) => sum + (v || 0), 0);
+    const steps = run.curves.steps.filter((_, n) => lost[n]).map(number);
+    const restarts = run.processes.reduce((most, one) => (one.role === "learner" ? Math.max(most, one.restarts) : most), 0);
     const away = run.processes.filter((one) => !one.alive).length;
     const parts = [`${plural(run.processes.length, "process", "processes")} at step ${number(run.status.step)}`];
     if (away) parts.push(`${number(away)} not at work`);
-    parts.push(losses ? `engines were lost ${plural(losses, "time")} in the run` : "no engine was lost");
+    const where = `${steps.length === 1 ? "step" : "steps"} ${steps.slice(0, 8).join(", ")}${steps.length > 8 ? " and later" : ""}`;
+    parts.push(losses ? `engines were lost ${plural(losses, "time")} in the run (${where})` : "no engine was lost");
+    if (restarts) parts.push(`the learner was started again ${plural(restarts, "time")}`);
     return `${parts.join(", ")}.`;
   }
 }

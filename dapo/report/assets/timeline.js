@@ -3,6 +3,7 @@
 
 const LANE = 26;
 const AXIS = 24;
+const STARTS = / start$/; // ends the name of the spans in which a process was started
 
 function niceGap(span, most) {
   const raw = span / most;
@@ -108,13 +109,14 @@ class TimelineSection {
           own: timeline.spans.filter((span) => span[0] === index).sort((a, b) => a[2] - b[2]),
         }))
         .filter((phase) => phase.own.length);
+      this.rows = this.lanesOf(this.phases);
       put(
         this.lanes,
-        this.phases.map(({ name }) => el("span", { style: { height: `${LANE}px` } }, inline(name, 30))),
+        this.rows.map(({ name }) => el("span", { style: { height: `${LANE}px` } }, inline(name, 30))),
       );
       this.canvas.setAttribute(
         "aria-label",
-        `Timeline of ${this.phases.length} lanes over ${seconds(this.extent[1] - this.extent[0])}. ` +
+        `Timeline of ${this.rows.length} lanes over ${seconds(this.extent[1] - this.extent[0])}. ` +
           "Left and right arrows pan, plus and minus zoom, Home shows all. The table below has the sums.",
       );
       this.hover(null);
@@ -123,6 +125,17 @@ class TimelineSection {
     this.sums(run);
     this.agesOf(timeline.ages);
     put(this.note, timeline.thinned.kept < timeline.thinned.of ? visible(timeline.thinned.how) : null);
+  }
+
+  /** A lane for each phase and each process; the starts of a process stand in its own lane. */
+  lanesOf(phases) {
+    const rows = new Map();
+    for (const phase of phases) {
+      const name = this.timeline.beside.includes(phase.index) ? phase.name.replace(STARTS, "") : phase.name;
+      if (!rows.has(name)) rows.set(name, { name, parts: [] });
+      rows.get(name).parts.push(phase);
+    }
+    return [...rows.values()];
   }
 
   /** Seconds by phase, of the spans where there are some, else of the metrics. */
@@ -189,11 +202,13 @@ class TimelineSection {
 
   /** How old the tokens were that trained: a bar for each age, where some were older than the weights. */
   agesOf(ages) {
-    const busy = this.timeline.beside.map((index) => {
-      const phase = this.phases.find((one) => one.index === index);
+    const share = (phase) => {
       const worked = phase.own.reduce((sum, span) => sum + span[4], 0);
-      return `${phase.name} ${percent(Math.min(1, worked / (this.extent[1] - this.extent[0])))}`;
-    });
+      return percent(Math.min(1, worked / (this.extent[1] - this.extent[0])));
+    };
+    const busy = (this.phases || [])
+      .filter((phase) => this.timeline.beside.includes(phase.index) && !STARTS.test(phase.name))
+      .map((phase) => `${oneLine(phase.name, 30)} ${share(phase)}`);
     const most = ages.reduce((a, [, share]) => Math.max(a, share), 0);
     put(
       this.ages,
@@ -222,7 +237,7 @@ class TimelineSection {
   paint() {
     if (!this.timeline || !this.timeline.spans.length || !this.view) return;
     const width = this.canvas.parentElement.clientWidth;
-    const height = this.phases.length * LANE + AXIS;
+    const height = this.rows.length * LANE + AXIS;
     const scale = devicePixelRatio || 1;
     Object.assign(this.canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
     this.canvas.style.width = `${width}px`;
@@ -239,8 +254,9 @@ class TimelineSection {
       pen.fillStyle = theme.colour("--muted");
       pen.fillText(seconds(Math.round(t / gap) * gap), Math.min(Math.max(0, x(t) - 12), width - 50), height - 8);
     }
-    this.phases.forEach((phase, lane) => {
-      const colour = phaseColour(phase.name);
+    const parts = this.rows.flatMap((row, lane) => row.parts.map((phase) => [phase, lane]));
+    for (const [phase, lane] of parts) {
+      const colour = STARTS.test(phase.name) ? "--c6" : phaseColour(phase.name);
       let painted = -1;
       for (const span of phase.own) {
         const [left, right] = [x(span[2]), x(span[2] + span[3])];
@@ -258,7 +274,7 @@ class TimelineSection {
           pen.fillText(String(span[1]), Math.max(left, 0) + 5, lane * LANE + 17);
         }
       }
-    });
+    }
     const steps = this.timeline.spans
       .filter((span) => span[2] + span[3] >= from && span[2] <= to)
       .map((span) => span[1]);
@@ -271,12 +287,13 @@ class TimelineSection {
   point(event) {
     const box = this.canvas.getBoundingClientRect();
     const lane = Math.floor((event.clientY - box.top) / LANE);
-    const phase = this.phases[lane];
-    if (!phase) return this.hover(null);
+    const row = this.rows[lane];
+    if (!row) return this.hover(null);
     const [from, to] = this.view;
     const t = from + ((event.clientX - box.left) / box.width) * (to - from);
     const near = ((to - from) / box.width) * 2;
-    const found = phase.own
+    const found = row.parts
+      .flatMap((phase) => phase.own)
       .filter((span) => span[2] - near <= t && t <= span[2] + span[3] + near)
       .sort((a, b) => a[3] - b[3])[0];
     return this.hover(found || null);

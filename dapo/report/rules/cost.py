@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dapo.observe.text import number, percent
 from dapo.report.phases import phases_of_row
-from dapo.report.rules.facts import Facts, Finding, Rule, Severity
+from dapo.report.rules.facts import Facts, Finding, Rule, Severity, learner_restarts
 from dapo.words import counted
 
 IDLE, GENERATING = 0.4, 0.4
@@ -99,25 +99,36 @@ def who_waits(facts: Facts) -> Finding | None:
 
 
 def processes_lost(facts: Facts) -> Finding | None:
-    """Losses of engines over the whole run, and restarts of the learner in the last attempt."""
-    engines = facts.total("cluster/engine_losses")
-    if not engines:
+    """Losses of engines over the whole run, and restarts of the learner since the last command began."""
+    engines, restarts = facts.total("cluster/engine_losses"), learner_restarts(facts.run)
+    if not engines and not restarts:
         return None
-    steps = facts.where("cluster/engine_losses", bool)
-    again = facts.total("cluster/resubmitted")
+    steps = facts.where("cluster/engine_losses", bool) or [facts.first_step, facts.last_step]
     often = engines >= LOSSES and len(steps) >= LOSSES_SHARE * facts.steps
-    times = "Engines were lost once" if engines == 1 else f"Engines were lost {engines:,.0f} times"
-    where = f"in {len(steps)} of {counted(facts.steps, 'step')}"
+    titles, said = [], []
+    if engines:
+        titles.append(f"engines were lost {_times(engines)}")
+        again = counted(facts.total("cluster/resubmitted"), "response")
+        where = f"{len(steps)} of {counted(facts.steps, 'step')}"
+        said.append(f"It happened in {where}, and the run made {again} again that they had begun.")
+    if restarts:
+        titles.append(f"the learner was started again {_times(restarts)}")
+        said.append("Each restart of the learner did the steps since its last checkpoint again.")
     gone = [process["name"] for process in facts.run.processes if not process["alive"]]
-    still = f" At the last step {', '.join(gone[:4])} did not work." if gone else ""
+    if gone:
+        said.append(f"At the last step {', '.join(gone[:4])} did not work.")
     return Finding(
-        "bad" if often and gone else "warn" if often or gone else "note",
-        times,
-        f"{times} {where}; {again:,.0f} responses that they had begun were made again.{still}",
+        "bad" if often and gone else "warn" if often or gone or restarts else "note",
+        " and ".join(titles).capitalize(),
+        " ".join(said),
         steps[0],
         steps[-1],
         ["cluster/engine_losses", "cluster/engines", "cluster/resubmitted"],
     )
+
+
+def _times(count: float) -> str:
+    return "once" if count == 1 else f"{count:,.0f} times"
 
 
 def thrown_away(facts: Facts) -> Finding | None:
@@ -169,10 +180,13 @@ _SCORING = "Raise run.reward_workers, make the reward function faster, or bound 
 RULES = (
     Rule(
         "processes_lost",
-        f"an engine lost; a warning from {LOSSES} losses in {percent(LOSSES_SHARE, 0)} of the steps on",
-        "Each loss costs the start of an engine and the responses that it had begun.",
-        "Read hosts/ENGINE.txt in the run's folder for the reason: often it is memory (rollout.slots, "
-        "rollout.max_response_tokens). cluster.max_engine_restarts bounds the restarts.",
+        f"an engine lost, a warning from {LOSSES} losses in {percent(LOSSES_SHARE, 0)} of the steps on; a learner that "
+        "was started again",
+        "A lost engine costs its start and the responses that it had begun, a lost rank the steps since the last "
+        "checkpoint.",
+        "Read log.txt and hosts/ in the run's folder for the reason: often it is memory (rollout.slots, "
+        "rollout.max_response_tokens, learner.microbatch_tokens). cluster.max_engine_restarts and "
+        "cluster.max_learner_restarts bound the restarts.",
         processes_lost,
     ),
     Rule(

@@ -43,6 +43,11 @@ class AccuracyPoint:
         return max(0.0, self.interval[1] - self.interval[0]) / 2 if self.interval else 0.0
 
 
+def learner_restarts(run: RunContents) -> int:
+    """Return how often the learner of a run was started again since its last command began."""
+    return max((process["restarts"] for process in run.processes if process["role"] == "learner"), default=0)
+
+
 class Facts:
     """A run's metrics as the rules read them. A number that was not measured, or is not finite, is not there."""
 

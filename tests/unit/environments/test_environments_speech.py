@@ -114,3 +114,12 @@ def test_a_long_reply_loses_its_middle_and_says_so():
     speech = make_speech(data("chatml"), coder, chat=True)
     assert speech.shorten("abcdefgh", 8) == "abcdefgh"
     assert speech.shorten("abcdefghij", 5) == "abc [... 5 tokens cut ...] ij"
+
+
+def test_a_tokenizer_without_these_words_cuts_and_says_nothing():
+    """Else a long reply would be an error there: it could not be written."""
+    words = make_word_tokenizer()
+    speech = make_speech(data("none"), words, chat=False)
+    short = speech.shorten("+1 +2 +3 +4 +5 +6", 5)
+    assert short == "+1 +2 +3 +5 +6"
+    assert len(speech.reply([{"role": "user", "content": short}], closed=True)) == 5

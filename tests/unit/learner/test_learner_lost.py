@@ -63,6 +63,23 @@ def test_the_cause_is_told_and_not_its_echo(tmp_path):
     group.close()
 
 
+def test_each_rank_tells_its_process_and_its_calls(tmp_path):
+    group = group_of(tmp_path, None, None)
+    first, second = group.processes()
+    assert [(one.name, one.role, one.alive, len(one.starts), one.turns) for one in (first, second)] == [
+        ("rank-0", "learner", True, 1, ()),
+        ("rank-1", "learner", True, 1, ()),
+    ]
+    for _ in range(2):
+        group.learn(LearnStep([make_rows()], [1e-3], 0)).result()
+    for rank in group.processes():
+        (began, _), (later, seconds) = rank.turns
+        assert began <= later
+        assert (rank.last_turn, rank.turn_seconds) == (later + seconds, seconds)
+    assert [(one.turns, one.starts) for one in group.processes()] == [((), ())] * 2  # each is told once
+    group.close()
+
+
 class Publishes(StandIn):
     """A rank whose weights are one number."""
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from number_engine import NumberEngine, Numbers, ticket
-from players import HerePlayers, WordSpeech
+from players import FreshWordSpeech, HerePlayers, WordSpeech
 
 from dapo.errors import EpisodeError
 from dapo.loop.sampling.episodes import Episodes, Limits
@@ -20,7 +20,8 @@ from dapo.types.batch import MODEL, Key, Prompt, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Reply
 
-PROMPT = Prompt("id", "5 6", np.array([5, 6]), "problem", "7", "source")
+CHAT = {"messages": [{"role": "user", "content": "w5 w6"}], "tools": []}
+PROMPT = Prompt("id", "5 6", np.array([5, 6]), "problem", "7", "source", chat=CHAT)
 STOPS = (7, 11, 20, 31)
 LIMIT = 60
 
@@ -43,14 +44,14 @@ class Mute:
         return {"accuracy": 1.0 if why == "turns" else 0.5}
 
 
-def mailbox(players, slots=3, lag=2, stop=(), read=("accuracy",), **limits):
+def mailbox(players, slots=3, lag=2, stop=(), read=("accuracy",), speech=WordSpeech, **limits):
     engine = NumberEngine(slots)
     engine.load(ticket(3))
     strings = StopStrings(Numbers)
     texts = Texts(
         lambda rows: [Numbers.decode(row.tolist()) for row in rows], first_stop=strings.first if stop else None
     )
-    episodes = Episodes(players, WordSpeech(), texts, Limits(**{"max_turns": 6, **limits}), lag=lag, read_scores=read)
+    episodes = Episodes(players, speech(), texts, Limits(**{"max_turns": 6, **limits}), lag=lag, read_scores=read)
     return Rollouts(engine, None, texts, episodes)
 
 
@@ -81,8 +82,12 @@ def assert_no_slot_is_kept(subject):
 
 def content(response):
     made = response.completion
-    turns = [(t.first, t.stop, t.who, t.text, t.reward, t.calls, t.cut) for t in made.turns]
+    turns = [(t.first, t.stop, t.who, t.text, t.reward, t.calls, t.cut, prompt_of(t)) for t in made.turns]
     return (made.token_ids.tolist(), made.generated.tolist(), made.finish, made.ended, dict(made.scores), turns)
+
+
+def prompt_of(turn):
+    return None if turn.prompt_ids is None else turn.prompt_ids.tolist()
 
 
 def test_turns_and_replies_stand_in_one_row():
@@ -113,14 +118,15 @@ def test_the_speed_of_an_environment_decides_nothing():
         assert {n: content(one) for n, one in late.items()} == whole
 
 
+@pytest.mark.parametrize("speech", [WordSpeech, FreshWordSpeech])
 @pytest.mark.parametrize("lives", [True, False])
-def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives):
+def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, speech):
     """In the same process, and after a kill, of which only the saved state remains."""
-    whole = {n: content(one) for n, one in drain(mailbox(HerePlayers(echo)), requests()).items()}
+    whole = {n: content(one) for n, one in drain(mailbox(HerePlayers(echo), speech=speech), requests()).items()}
     in_the_middle = asked = 0
     for steps in range(1, 70, 3):
         players = HerePlayers(echo, delay=1)
-        subject = mailbox(players)
+        subject = mailbox(players, speech=speech)
         subject.submit(requests(), lambda key: PROMPT)
         for _ in range(steps):
             subject.pump(0.0)
@@ -132,7 +138,7 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives):
         parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items() if n not in over}
         in_the_middle += sum(part.turn_start > 0 for part in parts.values())
         asked += sum(bool(part.turns) and part.turns[-1].who == MODEL for part in parts.values())
-        again = subject if lives else mailbox(HerePlayers(echo))
+        again = subject if lives else mailbox(HerePlayers(echo), speech=speech)
         left = {n: part if len(part) else None for n, part in parts.items()}
         rest = drain(again, [one for one in requests(prefixes=left) if one.key.group in parts])
         assert {n: content(one) for n, one in (over | rest).items()} == whole
@@ -366,3 +372,67 @@ def test_environments_are_closed_once_whatever_happens():
     assert not subject.episodes._episodes
     assert not subject.episodes.players.stage.episodes
     assert all(a != b for a, b in pairwise(closed[-2:]))
+
+
+# ---------------------------------------------------------------------- a prompt for each turn
+
+
+def asked_of(engine):
+    """The requests that an engine gets, in order."""
+    asked, submit = [], engine.submit
+    engine.submit = lambda requests: (asked.extend(requests), submit(requests))[1]
+    return asked
+
+
+def test_each_turn_has_the_conversation_as_it_is_written_then():
+    """Earlier turns of the model are in it by their last word; the engine has the present turn alone."""
+    subject = mailbox(HerePlayers(echo), speech=FreshWordSpeech)
+    asked = asked_of(subject.engine)
+    found = drain(subject, requests())
+    for response in found.values():
+        made = response.completion
+        said, own = ["w5 w6"], [turn for turn in made.turns if turn.who == MODEL]
+        for turn in made.turns:
+            if turn.who == MODEL:
+                assert prompt_of(turn) == [int(word[1:]) for text in said for word in text.split()]
+                said += turn.text.split()[-1:]
+            else:
+                assert turn.prompt_ids is None
+                said.append(turn.text)
+        mine = [request for request in asked if request.key == response.key]
+        assert [request.prompt_ids.tolist() for request in mine] == list(map(prompt_of, own))
+        assert len({request.seed for request in mine}) == len(mine)
+        assert all(request.prefix is None for request in mine)
+        room = [len(request.prompt_ids) + request.sampling.max_tokens for request in mine]
+        assert max(room) <= len(PROMPT.token_ids) + LIMIT
+        spent = [LIMIT - turn.first for turn in own]
+        assert all(request.sampling.max_tokens <= left for request, left in zip(mine, spent, strict=True))
+        assert response.new_tokens == made.model_tokens
+
+
+def test_a_prompt_that_leaves_no_token_ends_the_episode_by_its_reply():
+    class Growing(FreshWordSpeech):
+        def written(self, messages, tools=()):
+            return np.full(len(PROMPT.token_ids) + LIMIT + (len(messages) > 3) - 1, 5)
+
+    found = drain(mailbox(HerePlayers(Mute), speech=Growing), requests())
+    assert {one.completion.ended for one in found.values()} <= {"reply", "tokens"}
+    assert any(one.completion.ended == "reply" for one in found.values())
+    assert all(one.completion.finish is FinishReason.LENGTH for one in found.values())
+
+
+def test_a_prompt_that_cannot_be_written_costs_the_response():
+    class Refusing(FreshWordSpeech):
+        def written(self, messages, tools=()):
+            raise ValueError("no such role")
+
+    found = drain(mailbox(HerePlayers(Mute), speech=Refusing), requests())
+    assert {one.reason for one in found.values()} == {"environment: prompt: no such role"}
+    assert all(one.completion.finish is FinishReason.FAILED for one in found.values())
+
+
+def test_a_prompt_without_its_messages_is_refused_with_the_next_move():
+    subject = mailbox(HerePlayers(echo), speech=FreshWordSpeech)
+    subject.submit(requests(1), lambda key: Prompt("id", "5 6", np.array([5, 6]), "problem", "7", "source"))
+    with pytest.raises(EpisodeError, match=r"Prompt\(chat=.*rows: append"):
+        [subject.pump() for _ in range(100)]

@@ -15,7 +15,7 @@ from dapo.observe import run_lock
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.run_lock import is_held
 from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
-from dapo.observe.stopped import stop_said
+from dapo.observe.stopped import PARTIAL, record_given, resume_said, stop_said
 from dapo.types.evidence import (
     Cause,
     ClusterLost,
@@ -313,3 +313,26 @@ def test_a_folder_without_a_lock_file_is_not_held(tmp_path):
     assert not is_held(tmp_path)
     assert not is_held(tmp_path / "nothing")
     assert list(tmp_path.iterdir()) == []  # and none is made
+
+
+def test_how_to_go_on_is_said_as_the_run_was_started(tmp_path):
+    run = tmp_path / "my run"
+    run.mkdir()
+    assert resume_said(run) == f"dapo train --resume '{run}'"
+    assert resume_said(run, "KEY=VALUE", supervised=True) == f"dapo sft --resume '{run}' KEY=VALUE"
+    record_given(run, ["rewards=[score]"], {})
+    assert resume_said(run) == f'dapo.resume("{run}", rewards=[score])'
+    assert resume_said(run, "a.b=c") == f'dapo.resume("{run}", rewards=[score], **{{"a.b": "c"}})'
+    record_given(run, ["x`\n\x1b[2J"], {})  # a folder of anyone
+    assert resume_said(run).isprintable()
+    assert "`" not in resume_said(run)
+    for text in ("[]", '{"resume": 3}', '{"resume": [3]}', "{"):
+        (run / "given.json").write_text(text)
+        assert resume_said(run) == f"dapo train --resume '{run}'"
+
+
+def test_no_groups_are_no_partial_batch():
+    shares = Shares(judged=64, all_wrong=1.0, group_size=16)
+    for kept, told in ((0, False), (3, True)):
+        evidence = StopEvidence("cap.groups", 2.0, kept, 32, shares, Cause.TOO_HARD)
+        assert (PARTIAL in stop_said(evidence, Path("RUN"))) is told

@@ -12,7 +12,8 @@ from dapo.types.protocols import ProcessState
 def test_what_is_written_is_read(tmp_path, make_run):
     folder = make_run(tmp_path / "run", steps=2)
     assert read_run(folder).processes == []
-    engine = ProcessState("engine-0", "engine", "node-2", 7, False, 3, 1.8e9, 0.5, 600.0, turns=((1.8e9, 0.5),))
+    spans = {"turns": ((1.8e9, 0.5),), "starts": ((1.79e9, 4.0),)}
+    engine = ProcessState("engine-0", "engine", "node-2", 7, False, 3, 1.8e9, 0.5, 600.0, **spans)
     write_processes(folder, 2, [ProcessState("driver", "driver", "node-1"), engine])
     driver, found = read_run(folder).processes
     assert driver["memory_mib"] is None

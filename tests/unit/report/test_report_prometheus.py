@@ -72,7 +72,7 @@ def test_every_run_is_served_with_its_newest_numbers(server: Served) -> None:
 def test_names_of_users_are_escaped_and_cannot_add_a_line() -> None:
     name = f'a"}} 1\nx{{b="\\{HOSTILE}'
     numbers = {f"custom/{name}".replace("/s", "s"): 2.0, "not/known": float("inf"), 'validation/"\\n/accuracy': 0.5}
-    families = parse(exposition([(line(name, model=name), numbers), (line("b"), {})]))
+    families = parse(exposition([(line(name, model=name), numbers, []), (line("b"), {}, [])]))
     info = [dict(labels) for labels in families["dapo_run_info"][2]]
     assert [one["run"] for one in info] == [name, "b"]
     assert info[0]["model"] == name
@@ -80,6 +80,21 @@ def test_names_of_users_are_escaped_and_cannot_add_a_line() -> None:
     assert families["dapo_validation_set_accuracy"][2][frozenset({("run", name), ("set", '"\\n')})] == 0.5
     severities = {dict(labels)["severity"]: count for labels, count in families["dapo_run_warnings"][2].items()}
     assert severities == {"bad": 1, "warn": 2}
+
+
+def test_each_process_of_a_run_has_its_numbers() -> None:
+    engine: Any = {
+        "name": "engine-0", "role": "engine", "machine": 'no"de', "process": 7, "alive": False, "restarts": 2,
+        "last_turn": None, "turn_seconds": None, "memory_mib": 1.5,
+    }  # fmt: skip
+    families = parse(exposition([(line("a"), {}, [engine]), (line("b"), {}, [])]))
+    labels = frozenset({("run", "a"), ("process", "engine-0"), ("role", "engine"), ("machine", 'no"de')})
+    found = {name: family[2] for name, family in families.items() if name.startswith("dapo_process_")}
+    assert found == {
+        "dapo_process_alive": {labels: 0.0},
+        "dapo_process_restarts": {labels: 2.0},
+        "dapo_process_resident_memory_bytes": {labels: 1.5 * 2**20},
+    }
 
 
 def test_no_two_metrics_of_the_glossary_share_a_name() -> None:

@@ -69,6 +69,23 @@ def test_a_batch_that_fills_slowly_is_told_why():
     assert "rollout.group_size (now 16)" in advice["said"]
 
 
+def _processes(**learner):
+    process = {"machine": "m", "process": 1, "alive": True, "restarts": 0, "last_turn": None, "turn_seconds": None}
+    rank = process | {"name": "rank-0", "role": "learner", "memory_mib": None} | learner
+    return [rank, process | {"name": "engine-0", "role": "engine", "memory_mib": None, "restarts": 3}]
+
+
+def test_a_learner_that_was_started_again_is_told_with_lost_engines():
+    assert "processes_lost" not in found(rows(), processes=_processes())
+    (advice,) = advice_of(run_of(rows(), processes=_processes(restarts=2)))
+    assert (advice["rule"], advice["severity"]) == ("processes_lost", "warn")
+    assert advice["title"] == "The learner was started again 2 times"
+    lost = rows(cluster__engine_losses=at({7}, 1, 0), cluster__resubmitted=at({7}, 1, 0))
+    (advice,) = advice_of(run_of(lost, processes=_processes(restarts=1)))
+    assert advice["title"] == "Engines were lost once and the learner was started again once"
+    assert advice["said"].startswith("It happened in 1 of 60 steps, and the run made 1 response again that they")
+
+
 @pytest.mark.parametrize(("mode", "rule"), [("filter", "batch_hard_to_fill"), ("off", "few_groups_teach")])
 def test_few_kept_groups_are_told_once(mode, rule):
     low = rows(sampling__acceptance_rate=0.2)

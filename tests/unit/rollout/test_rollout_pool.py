@@ -720,4 +720,6 @@ def test_the_pool_tells_of_each_engine_and_its_turns():
     assert first.turns
     assert all(seconds >= 0 for _, seconds in first.turns)
     assert (first.last_turn, first.turn_seconds) == (pytest.approx(sum(first.turns[-1])), first.turns[-1][1])
-    assert pool.processes()[0].turns == ()  # each is told once
+    assert (len(first.starts), len(second.starts)) == (1, 2)
+    assert all(start > 1.7e9 and seconds >= 0 for start, seconds in second.starts)
+    assert (pool.processes()[0].turns, pool.processes()[1].starts) == ((), ())  # each is told once
