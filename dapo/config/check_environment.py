@@ -28,6 +28,12 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
     if (environment.id is None) == (environment.kind == "verifiers"):
         why = "names an environment of `verifiers`, and belongs to environment.kind: verifiers"
         yield Problem("environment.id", why, environment.id)
+    if environment.kind == "openenv":
+        why = (
+            "actions of OpenEnv servers are typed records, and no text of a model is one. Start the server, and name a "
+        )
+        why += "class around its client whose methods are tools: module:Class (docs/howto_environments.md)"
+        yield Problem("environment.kind", why, environment.kind)
     if environment.kind == "verifiers":
         if environment.tools:
             yield Problem("environment.tools", "an environment of `verifiers` has tools of its own", environment.tools)

@@ -10,10 +10,11 @@ from dapo.config.section import FIXED, FREE, Hook, Many, Parallel, Seconds, Sect
 
 
 class Environment(Section):
-    kind: Annotated[Literal["tools", "verifiers"] | Hook | None, FIXED] = None
+    kind: Annotated[Literal["tools", "verifiers", "openenv"] | Hook | None, FIXED] = None
     """``tools``: an episode goes on while the model calls ``tools``. ``package.module:name``: a generator function or
-    class of yours, SkyRL-Gym's or TRL's. ``verifiers``: the environment ``id`` of that library. None: a response has
-    one turn. docs/environments.md and docs/howto_environments.md show all of them."""
+    class of yours, SkyRL-Gym's or TRL's. ``verifiers``: the environment ``id`` of that library. ``openenv`` is
+    refused, with the way to such a server. None: a response has one turn. docs/environments.md and
+    docs/howto_environments.md show all of them."""
     id: Annotated[str | None, FIXED] = None
     """With ``verifiers``: a module or an installed package that has ``load_environment(**args)``."""
     args: Annotated[dict[str, Any], FIXED] = Field(default_factory=dict)

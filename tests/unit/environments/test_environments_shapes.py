@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import shapes_for_tests as shapes
 
+from dapo.config.load import load_recipe
+from dapo.environments import verified
 from dapo.environments.formats import hermes
 from dapo.environments.forms import Episode, form_of
 from dapo.environments.shapes import WrongReply
@@ -102,6 +104,18 @@ def test_a_limit_asks_a_trl_class_for_its_reward():
 def test_a_trl_class_without_get_reward_scores_nothing():
     form = form_of(shapes.Unjudged, {}, [], hermes)
     assert (form.kind, form.abilities.scores) == ("trl", False)
+
+
+def test_a_version_of_verifiers_without_the_classic_classes_is_refused(monkeypatch):
+    for found, reason in (("0.4.0", "has none of the classic classes"), ("0.1.9", "has no clients")):
+        monkeypatch.setattr(verified, "version", lambda name, found=found: found)
+        with pytest.raises(RecipeError, match=reason):
+            verified.load_verified("any", {}, None)
+
+
+def test_openenv_servers_are_refused_with_the_way_to_them():
+    with pytest.raises(RecipeError, match="class around its client"):
+        load_recipe("quickstart", ["environment.kind=openenv"])
 
 
 @pytest.mark.parametrize(
