@@ -31,7 +31,7 @@ def write_focused(
     page: Path | None,
     again: bool = False,
 ) -> None:
-    """Write one table's results and figure into ``out``, and its short table into ``page``.
+    """Write one table's results and figure into ``out``, and its short table into ``page`` if that has its marks.
 
     ``again``: the runs repeat the table with other seeds; they are compared with the published differences instead.
     """
@@ -58,7 +58,7 @@ def write_focused(
         )
     (out / f"{file}.md").write_text(text)
     draw(table, whole, out / f"{file}.png")
-    if page is not None and not again:
+    if page is not None and not again and f"<!-- {name} -->" in page.read_text():
         page.write_text(with_blocks(page.read_text(), {name: page_block(name, table, report)}))
     print(text)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from machine import describe_machine, refuse_changes
 
 from dapo.learner.balance import Costs, attention_share, price_of
 from dapo.learner.plan import deal_groups, pass_cost, plan_passes, split
@@ -95,11 +96,15 @@ def line(setting: Setting) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT, help="where the table goes")
+    out = parser.parse_args().out
+    refuse_changes(out)
+    machine = describe_machine()
     head = "| passes / efficiency | in order | sorted | balanced | times faster | seconds to plan |"
     lines = [head, "|---" * 6 + "|", *map(line, SETTINGS)]
     text = "\n".join(lines)
     print(text)
-    parser.parse_args().out.write_text(f"# Passes over ranks\n\n`python benchmarks/balance.py`\n\n{text}\n")
+    said = f"`{machine['command']}`, commit {machine['commit']}, {machine['date']}."
+    out.write_text(f"# Passes over ranks\n\n{said}\n\n{text}\n")
 
 
 if __name__ == "__main__":

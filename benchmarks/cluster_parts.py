@@ -32,6 +32,7 @@ from simulated_engine import UNIT
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
 from dapo.models.facts import read_facts
+from dapo.models.rendezvous import LOOPBACK
 from dapo.models.text import make_text_tokenizer
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.local import ProcessTransport
@@ -43,6 +44,9 @@ from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.learners import make_learner
 from dapo.run.texts import make_decode
 from dapo.types.batch import LearnStep, Ticket
+from dapo.weights.exchange import WeightExchange
+from dapo.weights.routes import ROUTES
+from dapo.weights.sets import WeightSets
 
 CASE = "3m-tail"
 PROMPTS_A_DEVICE = 2
@@ -82,7 +86,12 @@ def learner_rows(rounds: int) -> list[dict[str, Any]]:
             recipe = recipe_of(folder, learner={"ranks": ranks, "reshard_after_forward": reshard})
             deployment = elsewhere(recipe)
             learner = make_learner(
-                recipe, deployment, read_facts(folder, "float32"), None, weights=Path(work) / "weights", run=None
+                recipe,
+                deployment,
+                read_facts(folder, "float32"),
+                None,
+                exchange=WeightExchange.by_folder(Path(work) / "weights"),
+                run=None,
             )
             processes = [facts.process for facts in learner.workers.facts]
             seconds, spent = [], []
@@ -116,18 +125,18 @@ def publish_rows(rounds: int) -> list[dict[str, Any]]:
             facts = read_facts(folder, "float32")
             order = EngineSpec(schema.Rollout(), schema.Model(path=folder, device="cpu"), facts, 64, 4)
             specs = [HostSpec(f"engine-{n}", engine_host, (order,), {"OMP_NUM_THREADS": "1"}) for n in range(2)]
-            pool = EnginePool(ProcessTransport(), specs, Gate(facts.vocabulary, 64))
             for route in ("folder", "broadcast"):
                 recipe = recipe_of(folder)
-                deployment = replace(elsewhere(recipe), route=route)
-                weights = Path(work) / f"weights-{route}"
-                learner = make_learner(recipe, deployment, facts, None, weights=weights, run=None, engine=pool)
+                exchange = WeightExchange(ROUTES[route](WeightSets(Path(work) / f"weights-{route}"), LOOPBACK, 600.0))
+                pool = EnginePool(ProcessTransport(), specs, Gate(facts.vocabulary, 64), exchange=exchange)
+                learner = make_learner(recipe, elsewhere(recipe), facts, None, exchange=exchange, run=None)
                 seconds = []
                 for version in range(rounds + 1):
                     began = time.perf_counter()
                     pool.load(learner.publish(version))
                     seconds.append(time.perf_counter() - began)
                 learner.close()
+                pool.close()
                 rows.append(
                     {
                         "parameters": facts.parameters,
@@ -137,7 +146,6 @@ def publish_rows(rounds: int) -> list[dict[str, Any]]:
                         "seconds": statistics.median(seconds[1:]),
                     }
                 )
-            pool.close()
     return rows
 
 

@@ -37,7 +37,6 @@ from dapo.loop.sampling.collector import BatchShape, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.models.builtin import ensure_builtin_model
 from dapo.models.loaded import LoadedModel
-from dapo.models.weights import offer
 from dapo.observe.console import Console
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.parts import make_algorithm
@@ -47,6 +46,7 @@ from dapo.run.session import Session
 from dapo.run.texts import make_decode
 from dapo.types.batch import Group, Metrics, StepBatch, Ticket
 from dapo.types.enums import Verdict
+from dapo.weights.shared import offer
 
 HERE = Path(__file__).resolve().parent
 OURS = "ours"

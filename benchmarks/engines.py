@@ -28,10 +28,11 @@ from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import model_tensors, offer
+from dapo.models.weights import model_tensors
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.vllm import VllmEngine
 from dapo.types.batch import SampleRequest, SamplingParams, Ticket
+from dapo.weights.shared import offer
 
 HERE = Path(__file__).resolve().parent
 GROUP, SLOTS = 16, 256

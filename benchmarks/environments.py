@@ -23,8 +23,9 @@ import random
 import re
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -171,8 +172,8 @@ def base_model(folder: Path, task: str, seed: int) -> Path:
     return model
 
 
-def game(folder: Path, name: str, seed: int) -> None:
-    """Train on the game from random weights."""
+def game(folder: Path, name: str, seed: int, changes: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Train on the game from random weights. ``changes``: settings by their dotted keys."""
     held_out = game_problems(2000, 128)
     texts = {each["problem"] for each in held_out}
     write_lines(folder / "game_held_out.jsonl", held_out)
@@ -181,11 +182,11 @@ def game(folder: Path, name: str, seed: int) -> None:
     made = recipe(folder, "game", name, seed)
     made["algorithm"]["entropy_coefficient"] = 0.01
     made["environment"] = {"args": {"mute": name == "game_mute"}, "max_turns": 2, "max_turn_tokens": 1, "lag": 2}
-    dapo.train(made, environment=guess)
+    dapo.train(made, environment=guess, **changes)
 
 
-def products(folder: Path, name: str, seed: int) -> None:
-    """Train on products: examples first, then rewards."""
+def products(folder: Path, name: str, seed: int, changes: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Train on products: examples first, then rewards, with ``changes`` of settings by their dotted keys."""
     alone = name == "products_alone"
     held_out = product_problems(2000, 128)
     records = [{"problem": asked(each), "answer": spelled(math.prod(each))} for each in held_out]
@@ -203,7 +204,7 @@ def products(folder: Path, name: str, seed: int) -> None:
         [each for each in product_problems(1000 + seed, 12_000) if each not in held_out],
     )
     examples = [line for each in taught for line in examples_of(each, chance, alone=alone)]
-    taught_by = folder / f"{name}-sft"
+    taught_by = folder / ("products_alone-sft" if alone else "products-sft")
     if not finished(taught_by):
         epochs = 6 if alone else 3  # as many examples
         section = {"epochs": epochs, "batch_size": 32, "learning_rate": 1e-3, "warmup": 10, "every": 0}
@@ -213,7 +214,7 @@ def products(folder: Path, name: str, seed: int) -> None:
         dapo.train(made)
     else:
         made["environment"] = {"tool_format": read_calls, "max_turns": 2, "lag": 2}
-        dapo.train(made, tools=[multiply])
+        dapo.train(made, tools=[multiply], **changes)
 
 
 def one_seed(folder: Path, seed: int, arms: Sequence[str]) -> None:

@@ -201,13 +201,13 @@ SUPERVISED: dict[str, Overrides] = {
 RENAMED_METRICS: dict[str, str | None] = {}
 """Keys of metrics.jsonl at the base revision to their keys in the working tree; None: no longer written."""
 
-NEW_METRICS: frozenset[str] = frozenset({"train/lockstep_efficiency"})
+NEW_METRICS: frozenset[str] = frozenset()
 """Keys of metrics.jsonl that only the working tree writes."""
 
 RENAMED_COLUMNS: dict[str, str | None] = {}
 """Columns of rollouts/*.parquet, likewise."""
 
-NEW_COLUMNS: frozenset[str] = frozenset({"turns", "ended"})
+NEW_COLUMNS: frozenset[str] = frozenset()
 
 
 def spelled(overrides: Overrides, side: str) -> list[str]:

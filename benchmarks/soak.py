@@ -3,6 +3,7 @@
     python benchmarks/soak.py                               # an hour, a loss about every two minutes
     python benchmarks/soak.py --minutes 5 --every 30        # five minutes, a loss about every half a minute
     python benchmarks/soak.py --every inf                   # nothing is killed
+    python benchmarks/soak.py --timeout 120                 # on a machine with much other work
 
 Two ranks, two engines and two hosts for environments on a Ray cluster of this machine. Random weights write episodes of
 up to three turns, in which they call tools that raise, hang and end their process (``soak_tools.py``). The learning
@@ -61,8 +62,6 @@ OVERRIDES = (
     "algorithm.overlong_punishment.enabled=false",
     "cluster.cpus_per_host=0.25",
     "learner.learning_rate=1e-12",
-    "learner.timeout=40",
-    "cluster.engine_timeout=40",
     "cluster.max_engine_restarts=10000",
     "cluster.max_learner_restarts=1000",
     "trainer.steps=1000000",
@@ -80,7 +79,7 @@ KINDS = {
 }
 WORKER = "environment worker"
 """A process that a host for environments started; the host itself replaces it and says nothing."""
-PATIENCE = 300.0  # seconds for a run to go on
+PATIENCE = 10  # timeouts for a run to go on: hosts start again in several
 LOOK = 15.0  # seconds between two looks
 MIB = 2**20
 
@@ -140,11 +139,12 @@ def plays(process: int) -> bool:
 class Watched:
     """A run, seen from outside: by its files and its processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.began = folder / "soak", time.monotonic()
+    def __init__(self, folder: Path, timeout: float) -> None:
+        self.folder, self.began, self.patience = folder / "soak", time.monotonic(), PATIENCE * timeout
         self.shared_before = self._shared()
         model = make_tiny_model(folder / "model", vocabulary=len(WORDS) + 3, words=WORDS)
         command = [sys.executable, "-m", "dapo", "train", "quickstart", *OVERRIDES, f"model.path={model}"]
+        command += [f"learner.timeout={timeout:g}", f"cluster.engine_timeout={timeout:g}"]
         paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])  # for ``soak_tools``
         self._said = (folder / "said.txt").open("w")
         self.process = subprocess.Popen(
@@ -211,21 +211,21 @@ class Watched:
         """Until ``done`` returns something true; ``failed`` says what did not happen.
 
         Raises:
-            SystemExit: the run has ended, or it did not happen within ``PATIENCE``.
+            SystemExit: the run has ended, or it did not happen within ``patience`` seconds.
         """
         began = time.monotonic()
         while not done():
             if self.process.poll() is not None:
                 raise SystemExit(f"the run ended by itself, exit code {self.process.returncode}: {self.folder}")
-            if time.monotonic() - began > PATIENCE:
-                raise SystemExit(f"{failed} within {PATIENCE:g} s: {self.folder}")
+            if time.monotonic() - began > self.patience:
+                raise SystemExit(f"{failed} within {self.patience:g} s: {self.folder}")
             time.sleep(0.2)
 
     def interrupt(self) -> tuple[int, list[int]]:
         """As a person does, once. Its exit code, and which of its processes are left."""
         before = descendants(self.process.pid)
         self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(PATIENCE)
+        code = self.process.wait(self.patience)
         self._said.close()
         time.sleep(2.0)  # for the last of Ray's to be taken by the system
         return code, [one for one in before if resident(one)]
@@ -353,13 +353,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=120.0, help="mean seconds between two losses")
     parser.add_argument("--seed", type=int, default=0, help="of what is lost, and when")
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds after which a silent host is lost")
     parser.add_argument("--work", type=Path, default=None, help="for the run's folder; else a temporary one")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "soak.json")
     options = parser.parse_args()
     refuse_changes(options.out)
     machine = describe_machine()
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir=options.work))
-    run = Watched(folder)
+    run = Watched(folder, options.timeout)
     try:
         looks, losses = watch(run, options.minutes, options.every, options.seed)
         code, left = run.interrupt()

@@ -79,7 +79,7 @@ class SchedulerError(DapoError, RuntimeError):
 
 
 class ClusterError(DapoError, RuntimeError):
-    """A cluster that cannot be started or reached, or has no room for what a recipe wants."""
+    """A cluster that cannot be started or reached, or is too small for the recipe."""
 
 
 class LearnerError(DapoError, RuntimeError):
@@ -113,7 +113,7 @@ class MachineError(DapoError, RuntimeError):
 
 
 def of_the_machine(error: BaseException, doing: str = "") -> DapoError | None:
-    """What a machine refused, as an error that says so; None for any other error.
+    """Return the machine's refusal as an error that says so; None for any other error.
 
     Libraries pass such refusals on inside errors of their own, and who catches those would blame a model or a file.
 
@@ -168,7 +168,7 @@ def raise_for_machine(error: BaseException, doing: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of what an error says, in at most 300 characters."""
+    """Return the beginning of an error's message, in at most 300 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
@@ -181,10 +181,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class WithEvidence(DapoError):
-    """An error that carries what was seen, as data (``dapo.types.evidence``); its sentences are found later."""
+    """An error that carries its evidence as data (``dapo.types.evidence``); its sentences are found later."""
 
     def __init__(self, evidence: object, told: str = "") -> None:
-        """``told``: the evidence in words, from whoever knows where the run lives."""
+        """Take the evidence, and ``told``: its sentences, from the code that knows where the run is."""
         super().__init__(evidence, told)
         self.evidence, self.told = evidence, told
 
@@ -192,7 +192,7 @@ class WithEvidence(DapoError):
         return self.told or repr(self.evidence)
 
     def in_words(self, told: str) -> Self:
-        """The same error, told."""
+        """Return the same error with sentences."""
         return type(self)(self.evidence, told)
 
 

@@ -1,7 +1,7 @@
 """Functions of the user: ``package.module:function``, found in the working directory too, or given as objects.
 
 A function, an objective or a class of a script or a notebook cell has no name by which another process could import it.
-``give`` makes one up, ``python:NAME``, which stands in the recipe and means that object in this process alone.
+``give`` makes one up, ``python:NAME``, which the recipe holds and which means that object in this process alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def search_working_directory() -> None:
 
 
 def give(found: Any, name: str) -> str:
-    """The hook of an object: ``python:NAME``. Another object of the same name takes its place."""
+    """Register an object as the hook ``python:NAME``. It replaces another object of the same name."""
     plain = "".join(c if c.isalnum() or c == "_" else "_" for c in name).lstrip("0123456789") or "object"
     hook = f"{OBJECTS}:{plain}"
     _given[hook] = found
@@ -47,12 +47,12 @@ def is_object(hook: str) -> bool:
 
 
 def given(hook: str) -> Any:
-    """The object behind ``python:NAME``; None where nothing was given."""
+    """Return the object of ``python:NAME``; None if none was given."""
     return _given.get(hook)
 
 
 def load(hook: str) -> Any:
-    """What ``package.module:name`` or ``python:NAME`` stands for.
+    """Return the object that ``package.module:name`` or ``python:NAME`` names.
 
     Raises:
         ImportError: no such module, or the object was not given in this process.

@@ -1,4 +1,4 @@
-"""What the operating system offers: each facility is probed, and its absence has an answer.
+"""Facilities of the operating system: each is probed, and its absence has an answer.
 
 dapo is developed on Linux. macOS and other POSIX systems lack some of Linux's facilities: processor affinity, /proc,
 prctl, pidfd, file systems in memory. The guard of worker processes (``dapo.processes.guard``) runs without this package

@@ -3,7 +3,7 @@
 python -m benchmarks.gpu                     # everything, in under nine minutes; without a card a rehearsal
 python -m benchmarks.gpu --list              # what there is, in order
 python -m benchmarks.gpu --only preflight decode_0.5b
-python -m benchmarks.gpu --device cpu        # the rehearsal on a machine with a card
+python -m benchmarks.gpu --device cpu        # the rehearsal on a machine with a GPU
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, make_loaded
 from benchmarks.gpu.speed_learner import PER_PARAMETER, layer_sizes
 from benchmarks.gpu.timing import peak_bytes, reset_peak
 from dapo.models.checksum import checksum
-from dapo.models.lending import lend
 from dapo.models.memory import activation_bytes
-from dapo.models.weights import WeightFolder, model_tensors, write_weights
+from dapo.models.weights import model_tensors, write_weights
 from dapo.types.batch import Ticket
+from dapo.weights.ipc import lend
+from dapo.weights.sets import WeightSets
 
 RANK, ENGINE = 0.35, 0.7
 """Shares of the device's memory: together more than there is."""
@@ -86,8 +87,8 @@ def ipc(room: Room) -> None:
 def _lent(room: Room, tensors: dict[str, torch.Tensor], version: int) -> tuple[Ticket, Any]:
     """Return a ticket, and what has to be kept while it is read."""
     if not room.on_card:
-        folder = WeightFolder(room.folder).new(version)
+        folder = WeightSets(room.folder).new(version)
         write_weights(folder, tensors.items())
         return Ticket(version, "folder", str(folder), tuple(tensors)), folder
     device, handles, kept = lend(tensors, torch.bfloat16)
-    return Ticket(version, "ipc", "", tuple(tensors), handles=pickle.dumps({device: handles})), kept
+    return Ticket(version, "ipc", "", tuple(tensors), cargo=pickle.dumps({device: handles})), kept

@@ -76,7 +76,7 @@ def main() -> None:
     import torch
 
     from dapo.models.checksum import checksum
-    from dapo.models.weights import tensors_of
+    from dapo.weights.routes import receive
 
     device = torch.device(sys.argv[1])
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -98,7 +98,7 @@ def main() -> None:
                     torch.cuda.empty_cache()
             else:
                 ticket = pickle.loads(base64.b64decode(asked["read"]))
-                answer = {name: checksum(tensor) for name, tensor in tensors_of(ticket, device)}
+                answer = {name: checksum(tensor) for name, tensor in receive(ticket, device)}
             out.write(json.dumps({"answer": answer}) + "\n")
         except Exception as error:
             out.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")

@@ -1,4 +1,4 @@
 """The mathematics: pure functions of arrays and numbers. No recipe, no container, no I/O.
 
-``docs/algorithm.md`` sets every formula beside the function that computes it. Only ``losses`` needs torch.
+``docs/algorithm.md``, ``losses.md`` and ``correction.md`` have each formula. Only ``losses`` needs torch.
 """

@@ -76,7 +76,7 @@ def group_advantages(
 def _votes(
     rewards_PG: Sequence[ArrayLike], voters_PG: Sequence[ArrayLike], *, at_least: int
 ) -> list[NDArray[np.float64]]:
-    """The voters' rewards of each group."""
+    """Return the voters' rewards of each group."""
     if len(rewards_PG) != len(voters_PG):
         raise ValueError(f"{len(rewards_PG)} groups of rewards but {len(voters_PG)} groups of voters; give one of each")
     votes_PG = []

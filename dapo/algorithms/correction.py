@@ -31,7 +31,7 @@ def importance_correction(
     sequence_cap: float = 5.0,
     loss_mask: ArrayLike,
 ) -> NDArray[np.float32] | None:
-    """The factor w on each token's loss, for one response. A constant: no gradient flows through it.
+    """Return the factor w on each token's loss, for one response. A constant: no gradient flows through it.
 
     With r_t = exp(learner_t - sampler_t), its log clamped to [-20, 20], and over the loss tokens the geometric mean
     g = exp(mean of log r) and the product s = exp(sum of log r), the sum clamped to [-20, 20]:
@@ -57,7 +57,7 @@ def importance_correction(
         token_cap: upper bound of r_t within a response that ``mask_sequence`` lets pass; None: none. A band of its own,
             since a narrow one for g (0.99 to 1.01 is published) would cut nearly every r_t down to 1.
         sequence_cap: upper bound of s.
-        loss_mask: bool [tokens]; w is 1 where it is False, whatever stands there.
+        loss_mask: bool [tokens]; w is 1 where it is False, whatever the log-probabilities.
 
     Returns:
         float32 [tokens], or None where nothing is to be multiplied.
@@ -114,7 +114,7 @@ def _corrected(
 
 
 def _product(log_ratios: NDArray[np.float64]) -> float:
-    """The ratio of a whole response, the sum of its log-ratios clamped as a single one is."""
+    """Return the ratio of a whole response, the sum of its log-ratios clamped as a single one is."""
     return math.exp(min(LOG_RATIO_LIMIT, max(-LOG_RATIO_LIMIT, float(log_ratios.sum()))))
 
 
@@ -153,7 +153,7 @@ class OffPolicyMask:
 def tokens_corrected(
     correction: ArrayLike | None, learner_logprobs: ArrayLike, sampler_logprobs: ArrayLike, loss_mask: ArrayLike
 ) -> NDArray[np.bool_]:
-    """The loss tokens of one response that a bound acted on: cut down by a cap, or masked. bool [tokens].
+    """Return the loss tokens of one response that a bound acted on: cut down by a cap, or masked. bool [tokens].
 
     Those are the tokens whose w is neither their own ratio nor that of the whole response.
 

@@ -1,4 +1,4 @@
-"""What a run should know about itself: lengths by correctness."""
+"""Lengths by correctness, a run's diagnostics."""
 
 from __future__ import annotations
 

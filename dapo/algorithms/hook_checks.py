@@ -63,7 +63,7 @@ class _Hook:
                 raise
             raise HookError(
                 f"{self.setting}: {self.name}{user_line(error)}, raised {type(error).__name__}: {_brief(error)}. It "
-                f"is called as {self.called}{self.hint(error, *arguments)}; examples: docs/algorithm.md, section 8"
+                f"is called as {self.called}{self.hint(error, *arguments)}; examples: docs/hooks.md"
             ) from error
 
     def hint(self, error: BaseException, *arguments: Any) -> str:

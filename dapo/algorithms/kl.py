@@ -1,6 +1,5 @@
-"""KL of the policy against a reference, estimated from the tokens that were sampled (Schulman 2020, "Approximating KL
-divergence"), and the objective's two terms that act on every token: KL and entropy.
-"""
+"""KL of the policy against a reference, and the objective's two terms that act on every token: KL and entropy. KL is
+estimated from the sampled tokens (Schulman 2020, "Approximating KL divergence")."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ KlEstimator = Literal["k1", "k2", "k3"]
 def kl_estimate(
     logprobs: Float[Tensor, " tokens"], reference_logprobs: Float[Tensor, " tokens"], estimator: KlEstimator
 ) -> Float[Tensor, " tokens"]:
-    """An estimate of KL(policy || reference) from each token, in nats; the gradient is that of the policy's side.
+    """Return an estimate of KL(policy || reference) from each token, in nats; the gradient is that of the policy's
+    side.
 
     With d = log reference - log policy, clamped to [-20, 20]:
 

@@ -1,4 +1,4 @@
-"""What a loss needs and promises, in one place: whoever runs one asks its ``Objective`` and not its name."""
+"""Needs and promises of a loss, in one place: code that runs a loss asks its ``Objective`` and not its name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Need = Literal["entropy", "reference"]
 
 
 class StepRow(Protocol):
-    """What a function of extra arrays may read of a response. Arrays are [response tokens], numbers of the whole."""
+    """Parts of a response for a function of extra arrays. Arrays are [response tokens], numbers of the whole."""
 
     @property
     def group(self) -> int: ...
@@ -158,7 +158,7 @@ def clip_objective(
 def with_terms(
     objective: Objective, *, kl_coefficient: float = 0.0, kl_estimator: KlEstimator = "k3", entropy: bool = False
 ) -> Objective:
-    """The objective with a KL term (where the coefficient is not 0) and an entropy term beside its loss.
+    """Return the objective with a KL term (if the coefficient is not 0) and an entropy term added to its loss.
 
     Rows without any advantage have a gradient then, since both terms act on them.
     """

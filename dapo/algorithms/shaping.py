@@ -94,7 +94,7 @@ def shape_rewards(
     cache_length: int | None = None,
     factor: float = 1.0,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The built-in shaping of one group: ``scale_rewards``, then ``soft_overlong_punishment`` added.
+    """Shape the rewards of one group: ``scale_rewards``, then ``soft_overlong_punishment`` added.
 
     Args:
         rewards_G: raw rewards, nan where unscored.
@@ -126,7 +126,7 @@ def shape_rewards(
 def kl_in_reward(
     logprobs: ArrayLike, reference_logprobs: ArrayLike, loss_mask: ArrayLike, *, coefficient: float
 ) -> float:
-    """What is added to the reward of one response: -coefficient x the sum of k1 = log policy - log reference.
+    """Return the KL term to add to one response's reward: -coefficient x the sum of k1 = log policy - log reference.
 
     As in PPO for language models (arXiv 2203.02155) and verl's ``use_kl_in_reward``; a constant of the step, so the
     gradient comes through the advantage.

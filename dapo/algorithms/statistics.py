@@ -104,7 +104,7 @@ def paired_interval(first_P: Sequence[ArrayLike], second_P: Sequence[ArrayLike],
 def _with_added_problems(
     means_P: NDArray[np.float64], bounds: tuple[float, float], added: float, z: float
 ) -> tuple[float, float]:
-    """Normal interval of the mean after ``added`` problems at either bound, cut to the bounds."""
+    """Return the normal interval of the mean after ``added`` problems at either bound, cut to the bounds."""
     low, high = bounds
     n = len(means_P) + 2 * added
     mean = (float(means_P.sum()) + added * (low + high)) / n

@@ -1,1 +1,1 @@
-"""The package from Python: what ``import dapo`` gives. The command line is the same rooms through another door."""
+"""The package from Python: the names that ``import dapo`` gives, for the same actions as the command line."""

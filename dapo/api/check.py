@@ -14,7 +14,7 @@ from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, Sections
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run would do, need and write. Printed, it has every line of ``dapo check --verbose``.
+    """Answer to what a run would do, need and write. Printed, it has every line of ``dapo check --verbose``.
 
     Attributes:
         sections: lines by title: ``data``, ``rewards, tried``, ``arithmetic``, ``memory, estimated``, ``files``...
@@ -24,12 +24,12 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is unusual in the recipe."""
+        """Unusual settings of the recipe."""
         return self.sections.get("warnings", ())
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What to look at before starting: odd data, rewards that call wrong answers right."""
+        """Doubts to settle before a start: odd data, rewards that accept wrong answers."""
         return self.sections.get(DOUBTS, ())
 
     @property

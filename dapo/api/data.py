@@ -26,7 +26,7 @@ _COLUMNS = set(TrainSource.model_fields)
 
 
 def sources(given: Any, name: str, folder: Path) -> list[dict[str, Any]]:
-    """The recipe's list of data sources for what a program gave.
+    """Return the recipe's list of data sources for a program's data.
 
     Args:
         given: a path, ``hub:owner/name`` or ``task:NAME``; a mapping with the keys of a data source; records (a list of
@@ -59,7 +59,7 @@ def sources(given: Any, name: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def _names_data(item: Any) -> bool:
-    """A path, a data source or a data set: everything but a record."""
+    """Return whether this is a path, a data source or a data set: everything but a record."""
     return not isinstance(item, Mapping) or _is_source(item)
 
 
@@ -68,7 +68,8 @@ def _is_source(given: Mapping[Any, Any]) -> bool:
 
 
 def _is_sets(given: Mapping[Any, Any]) -> bool:
-    """Sets by name: every value is data. A single record is none, though its texts could be paths."""
+    """Return whether these are sets by name: every value is data. A single record is none, though its texts could be
+    paths."""
     return bool(given) and all(
         isinstance(key, str)
         and (_names_file(value) if isinstance(value, str) else isinstance(value, Path | list | tuple) or _reads(value))
@@ -87,7 +88,7 @@ def _reads(value: Any) -> bool:
 
 
 def _records(given: Any) -> Iterator[Mapping[str, Any]]:
-    """The records of whatever holds some."""
+    """Yield the records of any object that holds some."""
     if hasattr(given, "to_pylist"):  # a table of arrow
         given = given.to_pylist()
     elif hasattr(given, "columns") and hasattr(given, "to_dict"):  # a data frame

@@ -30,7 +30,7 @@ from dapo.types.evidence import silent_of
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation found. Printed, it is the table of ``dapo evaluate``.
+    """Result of an evaluation. Printed, it is the table of ``dapo evaluate``.
 
     Attributes:
         model: name of the model, or the run's folder.

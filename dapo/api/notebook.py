@@ -59,7 +59,7 @@ class NotebookProgress(Callback):
 
 
 def console_for(mode: Any) -> tuple[Console, list[Callback]]:
-    """Where a run that Python started is told, and the callbacks of a notebook.
+    """Return the console of a run that Python started, and the callbacks of a notebook.
 
     Args:
         mode: ``logging.console``; in a notebook ``auto`` is the display, beside which only warnings are printed.

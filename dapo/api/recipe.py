@@ -27,7 +27,7 @@ SECTIONS = {name for name in Recipe.model_fields if name != "preset"}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a program asked for."""
+    """Arguments of a program's call."""
 
     loaded: LoadedRecipe
     objects: dict[str, str]  # of the recipe's settings: those that are objects of this program, by their names
@@ -45,7 +45,7 @@ def ask(
     settings: Mapping[str, Any] | None = None,
     sft: bool = False,
 ) -> Asked:
-    """The recipe with everything on top.
+    """Return the recipe with all settings applied.
 
     Args:
         recipe: see ``RecipeLike``; None: settings alone.
@@ -111,7 +111,7 @@ def _environment_settings(environment: Any, tools: Sequence[Any]) -> dict[str, A
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as the command line has them, for a resume, which takes nothing else.
+    """Return settings in the command line's form, which is all that a resume takes.
 
     Raises:
         RecipeError: these are no settings, or one has a value that no setting can hold.
@@ -154,7 +154,7 @@ def _objects(recipe: Recipe) -> dict[str, str]:
 
 
 def _settings_of(recipe: RecipeLike | None) -> tuple[dict[str, Any], Path | None]:
-    """Settings as a nested dictionary, and the file that they stood in."""
+    """Return settings as a nested dictionary, and the file that held them."""
     if recipe is None:
         return {}, None
     if isinstance(recipe, str | Path):
@@ -185,7 +185,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
 
 
 def reward_sections(given: Sequence[RewardLike] | RewardLike) -> list[dict[str, Any]]:
-    """The recipe's list of rewards for what a program gave.
+    """Return the recipe's list of rewards for a program's rewards.
 
     Raises:
         RecipeError: something in it is no reward.
@@ -228,7 +228,7 @@ def _hooked(value: Any, key: str) -> Any:
 
 
 def _hook(found: Any) -> str:
-    """``module:name`` where that is the object, which then needs nobody to give it again; else ``python:NAME``."""
+    """Return ``module:name`` if that names the object, which a resume then finds itself; else ``python:NAME``."""
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
     here = sys.modules.get(str(module))
     if module not in (None, "__main__") and here is not None and getattr(here, name, None) is found:

@@ -23,11 +23,11 @@ class Records(list[dict[str, Any]]):
     """A list of records that are dicts."""
 
     def column(self, key: str) -> list[Any]:
-        """The value of ``key`` in every record that has it."""
+        """Return the value of ``key`` in every record that has it."""
         return [record[key] for record in self if key in record]
 
     def to_pandas(self) -> Any:
-        """A data frame, a row for each record.
+        """Return a data frame, a row for each record.
 
         Raises:
             RecipeError: pandas is not installed.
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """It got to its end."""
+        """True if the run got to its end."""
         status = self.status
         return status is not None and status.state == "finished"
 
@@ -91,8 +91,8 @@ class Run:
         return Records(read_rollouts(self._folder.rollout_file(self._step_of("rollouts", step))).to_pylist())
 
     def tokens(self, step: int | None = None) -> Records:
-        """The responses of a step that were recorded token by token (``logging.tokens``), a record each: texts of the
-        tokens, log-probabilities of sampler and learner, entropies, what was clipped.
+        """Return the responses of a step that were recorded token by token (``logging.tokens``). A record holds texts
+        of the tokens, log-probabilities of sampler and learner, entropies, and what was clipped.
 
         Args:
             step: as for ``rollouts``.
@@ -148,7 +148,7 @@ class Run:
         return CheckpointStore(self._folder.checkpoints).best_step()
 
     def model(self, step: int | None = None) -> Any:
-        """The trained model as transformers has it; its tokenizer is ``run.tokenizer()``.
+        """Return the trained model in transformers' form; its tokenizer is ``run.tokenizer()``.
 
         Args:
             step: of a checkpoint; None: the newest.
@@ -161,7 +161,7 @@ class Run:
         return load_trained(self.path, step).model
 
     def tokenizer(self) -> Any:
-        """The tokenizer that training used."""
+        """Return the tokenizer that training used."""
         from dapo.config.load import load_recipe
         from dapo.run.parts import make_tokenizer
 
@@ -220,7 +220,7 @@ def _number(value: Any) -> bool:
 
 
 def open_run(run: str | Path | Run) -> Run:
-    """The run that is meant.
+    """Return the run that the argument names.
 
     Raises:
         RecipeError: it is none.

@@ -5,7 +5,7 @@ checkpoints/step_000040/
     ...              whatever the caller's ``write`` put there
 checkpoints/best.json    which of them is the best, by which metric; that one is kept beside the newest
 
-Whoever wrote a file may describe it (a rank of the learner its part); the others are read once more for their checksum.
+A file's writer may describe it (a rank of the learner its part); other files are read once more for their checksum.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _BEST = "best.json"
 Write = Callable[[Path], Iterable[SavedFile]]
 """Fills a folder; returns files that are on the disk already, by their names in that folder. It may leave some out."""
 BeginWrite = Callable[[Path], Handle[Iterable[SavedFile]]]
-"""The same, by somebody who may still be writing when it returns."""
+"""The same, by a writer that may still be at work when it returns."""
 
 
 class CheckpointStore:
-    """The checkpoints of one run. The process that holds the run's folder saves, marks and mends; any may look."""
+    """The checkpoints of one run. The process that holds the run's folder saves, marks and repairs; any process may
+    read."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
@@ -54,7 +55,7 @@ class CheckpointStore:
         """Begin to save step ``step``: what ``write`` leaves to be done is waited for by ``finish`` of what comes back,
         and until then there is no checkpoint of that step. One at a time.
 
-        ``best``: it is the best so far, and what is to be told of that (JSON-able).
+        ``best``: it is the best so far, with facts to report (JSON-able).
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.mend()
@@ -63,7 +64,8 @@ class CheckpointStore:
         return Saving(self, step, self.folder / f"step_{step:06d}", aside, write(aside), best)
 
     def appear(self, target: Path, aside: Path, best: Mapping[str, Any] | None = None) -> None:
-        """What was written aside, and is on the disk, becomes a checkpoint; with ``best`` the one that is kept."""
+        """Turn files that were written aside, and are on the disk, into a checkpoint; with ``best`` into the one that
+        is kept."""
         if target.exists():  # the same step again: a boundary saved with more state than before
             old = self.folder / f"{_OLD}{target.name}"
             target.rename(old)
@@ -88,7 +90,7 @@ class CheckpointStore:
         aside.rename(path)
 
     def best(self) -> dict[str, Any] | None:
-        """What ``mark`` was told of the checkpoint that is the best; None where there is none, or it is not there."""
+        """Return the arguments of ``mark`` for the best checkpoint; None if there is none, or it is missing."""
         try:
             found: dict[str, Any] = json.loads((self.folder / _BEST).read_text(encoding="utf-8"))
             return found if int(found["step"]) in self.steps() else None
@@ -96,7 +98,7 @@ class CheckpointStore:
             return None
 
     def best_step(self) -> int:
-        """The step of the checkpoint that is the best.
+        """Return the step of the best checkpoint.
 
         Raises:
             CheckpointError: none is marked.
@@ -111,7 +113,7 @@ class CheckpointStore:
         return int(found["step"])
 
     def steps(self) -> list[int]:
-        """Steps with a whole checkpoint, ascending.
+        """Return the steps with a whole checkpoint, ascending.
 
         Raises:
             CheckpointError: something else than a folder has the checkpoints' name.
@@ -164,8 +166,8 @@ class CheckpointStore:
             _delete(left_over, tolerant=True)
 
     def _found(self) -> dict[int, Path]:
-        """Step -> folder of a whole checkpoint; of one that was making room when its process ended, under the name that
-        it has now."""
+        """Return step -> folder of each whole checkpoint. One that was being moved aside when its process ended has its
+        present name."""
         before = self.steps()
         try:
             names = os.listdir(self.folder)
@@ -183,7 +185,8 @@ class CheckpointStore:
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
-        """Renamed first: a crash half-way must not leave a folder that looks like a checkpoint."""
+        """Remove a checkpoint. It is renamed first: a crash half-way must not leave a folder that looks like a
+        checkpoint."""
         folder = self.folder / f"step_{step:06d}"
         _delete(folder.rename(self.folder / f".removing-{folder.name}"), tolerant=True)
 
@@ -234,7 +237,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def fresh(folder: Path) -> None:
-    """An empty folder, whatever was there."""
+    """Make an empty folder in place of any earlier one."""
     if folder.exists():
         _delete(folder)
     folder.mkdir(parents=True)
@@ -248,7 +251,7 @@ def seal(folder: Path, files: Iterable[SavedFile]) -> None:
         if sizes.get(name) != file.size:
             there = f"has {sizes[name]} bytes" if name in sizes else "is not there"
             raise CheckpointError(
-                f"{folder / name} {there}, and whoever wrote it speaks of {file.size} bytes: the checkpoint was not "
+                f"{folder / name} {there}, and its writer counted {file.size} bytes: the checkpoint was not "
                 "made; look at the disk (full? a shared folder that lags behind?), then continue with "
                 "`dapo train --resume`"
             )
@@ -279,7 +282,7 @@ def check_manifest(folder: Path) -> None:
 
 
 def _damage(folder: Path, name: str, size: object, checksum: object) -> str:
-    """What is wrong with a file of the manifest; "" when it is what was written."""
+    """Return the fault of a file of the manifest; "" if it is as it was written."""
     file = folder / name
     try:
         if not file.exists():
@@ -296,10 +299,10 @@ def _damage(folder: Path, name: str, size: object, checksum: object) -> str:
 
 
 def _delete(path: Path, *, tolerant: bool = False) -> None:
-    """A folder with all that is in it, or whatever else has the name.
+    """Delete a folder with its contents, or whatever else has the name.
 
     ``tolerant``: as far as that goes now, of what is no checkpoint any more: in a folder of another machine files stay
-    that somebody reads. The next ``mend`` deletes the rest.
+    that a process reads. The next ``mend`` deletes the rest.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=tolerant)

@@ -34,7 +34,7 @@ def save_state(tree: dict[str, Any], folder: Path) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """What ``save_state`` wrote.
+    """Return the state that ``save_state`` wrote.
 
     Raises:
         CheckpointError: it is damaged, or of another format.
@@ -75,7 +75,7 @@ def save_tree(tree: Any, folder: Path, name: str) -> None:
 
 
 def load_tree(folder: Path, name: str) -> Any:
-    """What ``save_tree`` wrote. Nothing is unpickled.
+    """Return the tree that ``save_tree`` wrote. Nothing is unpickled.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -108,7 +108,7 @@ def _readable(folder: Path, path: Path) -> Iterator[None]:
 
 
 def _take_arrays(tree: Any, arrays: Flat, used: dict[str, int]) -> Any:
-    """The tree with (dtype, first element, shape) in place of each array; ``used``: elements taken by dtype."""
+    """Return the tree with (dtype, first element, shape) in place of each array; ``used``: elements taken by dtype."""
     if isinstance(tree, np.ndarray):
         dtype = tree.dtype.str.strip("<>|=")
         start = used.get(dtype, 0)

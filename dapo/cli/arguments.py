@@ -1,4 +1,4 @@
-"""What several commands take: a recipe with settings, or settings for a run that is there."""
+"""Arguments that several commands share: a recipe with settings, or settings for an existing run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pages(*names: str) -> str:
 
 
 def only_overrides(resume: Path, arguments: Sequence[str] | None) -> list[str]:
-    """The settings given beside ``--resume RUN``.
+    """Return the settings given with ``--resume RUN``.
 
     Raises:
         RecipeError: a recipe is given as well.
@@ -46,7 +46,7 @@ def only_overrides(resume: Path, arguments: Sequence[str] | None) -> list[str]:
 
 
 def recipe_and_overrides(arguments: Sequence[str] | None) -> tuple[str, list[str]]:
-    """The recipe, and the settings behind it.
+    """Return the recipe, and the settings after it.
 
     Raises:
         typer.BadParameter: there is no recipe, or it does not come first.

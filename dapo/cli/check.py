@@ -174,7 +174,7 @@ EMBEDDED_AHEAD, EMBEDDED_EVEN = 3_400_000, 27_000_000
 
 
 def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    """What is known of the embedded engine's speed beside vLLM's at this size, and what is not."""
+    """Yield what is known of the embedded engine's speed compared with vLLM's at this size, and what is not."""
     engine, size = engine_kind(recipe), facts.parameters
     if engine not in ("embedded", "vllm"):
         return
@@ -188,7 +188,7 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     if recipe.model.device == "cpu":
         return
     move = "; take rollout.engine=vllm first at this size" if engine == "embedded" and size > EMBEDDED_EVEN else ""
-    yield f"not known: which is faster on a card at any size; `make gpu` measures both beside the card's bound{move}"
+    yield f"not known: which is faster on a GPU at any size; `make gpu` measures both and the GPU's bound{move}"
 
 
 def arithmetic(recipe: Recipe, data: PreparedData | None) -> list[str]:
@@ -229,7 +229,7 @@ def arithmetic(recipe: Recipe, data: PreparedData | None) -> list[str]:
         )
     elif sampling.mode == "replace":
         enough = least_kept(sampling, prompts)
-        lines.append(f"dynamic sampling: with {enough} of {prompts} groups kept, copies of them stand in for the rest")
+        lines.append(f"dynamic sampling: with {enough} of {prompts} groups kept, copies of them replace the rest")
     elif sampling.mode == "mask":
         lines.append(f"dynamic sampling: {prompts} groups are dispatched, those without variance are dropped")
     retire, greso = sampling.selection.retire, sampling.selection.greso
@@ -256,7 +256,7 @@ def arithmetic(recipe: Recipe, data: PreparedData | None) -> list[str]:
 
 
 def _mixture(recipe: Recipe, data: PreparedData) -> Iterator[str]:
-    """Sources with weights or levels, and prompts that are taken less often."""
+    """Yield sources with weights or levels, and prompts that are taken less often."""
     total = sum(part.weight for part in data.parts)
     rule, selection = recipe.data.curriculum, recipe.algorithm.dynamic_sampling.selection
     if len(data.parts) > 1:
@@ -297,7 +297,7 @@ def _terms(recipe: Recipe) -> Iterator[str]:
 
 
 def _ending(recipe: Recipe) -> Iterator[str]:
-    """What ends the run before ``trainer.steps``."""
+    """Yield settings that end the run before ``trainer.steps``."""
     trainer, early = recipe.trainer, recipe.trainer.early_stop
     if early.metric:
         yield f"early stop: when {early.metric} is not better {in_a_row(early.patience)}"
@@ -316,7 +316,7 @@ def _evaluations(recipe: Recipe, data: PreparedData) -> str:
 
 
 def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
-    """What the run folder will hold, and whether it exists already."""
+    """Return what the run folder will hold, and whether it exists already."""
     from dapo.run.held import BYTES, learner_holds, trained_parameters
 
     folder = Path(recipe.run.dir) / recipe.run.name

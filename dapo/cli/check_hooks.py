@@ -24,7 +24,7 @@ _TOKENS = (3, 5, 2, 4, 6, 3)
 
 @dataclass(slots=True)
 class HookTrial:
-    """What the user's functions made of the groups, in lines for the console."""
+    """Results of the user's functions on the groups, in lines for the console."""
 
     lines: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)  # to be looked at; training may start

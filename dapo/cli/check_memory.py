@@ -1,4 +1,4 @@
-"""What a run needs of its device, estimated from the model's configuration alone."""
+"""Memory that a run needs on its device, estimated from the model's configuration alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Memory:
 
 
 def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
-    """The model's tokenizer and sizes, without its weights.
+    """Return the model's tokenizer and sizes, without its weights.
 
     Raises:
         ModelError: neither a folder nor a hub name that can be reached.
@@ -143,8 +143,8 @@ def key_value_size(recipe: Recipe) -> int:
 
 
 def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, fixed: bool) -> int:
-    """Keys and values of every response of a step at its full length, as far as there are slots; ``fixed``: what the
-    embedded engine takes on a card, for all slots that it may choose, whether or not they are ever used."""
+    """Return the bytes of keys and values of a step's responses at full length, as far as there are slots. ``fixed``
+    counts all slots that the embedded engine may choose on a GPU, used or not."""
     slots = engine_slots(recipe)
     if fixed:
         import torch
@@ -180,7 +180,7 @@ def _checking_bytes(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> i
 
 
 def _graph_bytes(recipe: Recipe, facts: ModelFacts, longest: int) -> int:
-    """Of all embedded engines on cards; 0 where steps are not recorded."""
+    """Return the bytes of graphs of all embedded engines on GPUs; 0 where steps are not recorded."""
     from dapo.rollout.fused import ARCHITECTURES
     from dapo.rollout.graphs import MOST
     from dapo.rollout.slots import MOST_SLOTS
@@ -260,7 +260,7 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
     )
     yield from _engine_memory_lines(recipe, memory)
     if recipe.model.device != "cpu" and facts.parameters >= LARGE:
-        yield "on a card also about 1 GiB for CUDA itself. `make gpu` compares this estimate with a card's peak"
+        yield "on a GPU also about 1 GiB for CUDA itself. `make gpu` compares this estimate with a GPU's peak"
 
 
 def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
@@ -325,7 +325,7 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
         share = recipe.rollout.vllm.gpu_memory_utilization
         taken = ", ".join(f"{share * card:.0f} of {card} GB" for card in (24, 80, 141))
         yield (
-            f"while it generates, vLLM takes {share:.0%} of a card for weights and cache, needed or not "
+            f"while it generates, vLLM takes {share:.0%} of a GPU for weights and cache, needed or not "
             f"(rollout.vllm.gpu_memory_utilization): {taken}; responses that its cache cannot hold wait"
         )
     if memory.checking and not memory.apart and recipe.model.device != "cpu":
@@ -335,7 +335,7 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
         )
     if memory.graphs:
         yield (
-            f"recorded decode steps (CUDA graphs){on}: about {size_text(memory.graphs)}, by arithmetic that no card "
+            f"recorded decode steps (CUDA graphs){on}: about {size_text(memory.graphs)}, by arithmetic that no GPU "
             "confirmed; rollout.embedded.cuda_graphs=false does without"
         )
     if memory.apart and over_ranks:

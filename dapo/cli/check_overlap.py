@@ -23,13 +23,13 @@ def steps_of_the_longest(recipe: Recipe) -> float:
 
 
 def recommended_staleness(recipe: Recipe) -> int:
-    """The least S with which no engine waits for a response at the limit: the steps that it takes, and one more for the
-    weights that are learnt meanwhile. At least 2: 1 waits in every step for every group that was begun."""
+    """Return the least S with which no engine waits for a response at the limit. It is the steps of that response, plus
+    one for the weights learned meanwhile, and at least 2: with 1, every step waits for all of its groups."""
     return max(2, 1 + math.ceil(steps_of_the_longest(recipe) - 1e-9))
 
 
 def overlap_lines(recipe: Recipe) -> Iterator[str]:
-    """What S the recipe's numbers ask for, and what the present one does."""
+    """Yield the S that the recipe's numbers suggest, and the effect of the present one."""
     limit, fits = recipe.rollout.max_staleness, recommended_staleness(recipe)
     if engine_kind(recipe) in ("generate", "own"):
         return

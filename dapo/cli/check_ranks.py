@@ -1,4 +1,4 @@
-"""What ranks of a learner hold of a model, each for itself, and what publishing its weights takes: arithmetic."""
+"""Memory of a model on each rank of a learner, and the cost of publishing its weights: arithmetic."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def engines_apart(recipe: Recipe) -> bool:
 
 
 def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]:
-    """What each publish moves, and how long that takes.
+    """Yield how much each publish moves, and how long that takes.
 
     Args:
         recipe: of the run.
@@ -97,7 +97,7 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
         if deployment.kind != "vllm":
             yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
         elif (workers := deployment.engine_devices) > 1:
-            yield f"a publish copies {billions} into the weights of vLLM's {workers} workers, by this machine's memory"
+            yield f"a publish copies {billions} into the weights of {workers} vLLM workers, by this machine's memory"
         else:
             yield f"a publish copies {billions} into the weights of vLLM, within this process and without a file"
         return

@@ -43,7 +43,7 @@ _SHOWN = 80  # characters of an answer
 
 @dataclass(slots=True)
 class Trial:
-    """What the rewards said, in lines for the console."""
+    """Results of the rewards, in lines for the console."""
 
     lines: list[str] = field(default_factory=list)
     brief: list[str] = field(default_factory=list)  # a line a source
@@ -97,7 +97,7 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
 
 
 def _spread(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """A few of them, from the first to the last."""
+    """Return a few of the prompts, from the first to the last."""
     places = np.linspace(0, len(prompts) - 1, min(PROBLEMS, len(prompts)))
     return [prompts[round(place)] for place in places]
 
@@ -200,7 +200,7 @@ class _Source:
             self.trial.doubts.append(doubt)
 
     def _right_form(self, golden: list[Prompt]) -> tuple[str, list[Score]]:
-        """The form in which the first gold answers are right (else the first form), and the scores of all in it."""
+        """Return the form in which the first gold answers are right (else the first), and the scores of all in it."""
         forms = forms_of(self.reward, self.prompts[0])
         if not golden:
             return forms[0], []

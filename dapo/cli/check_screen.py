@@ -1,4 +1,4 @@
-"""What ``dapo check`` prints: the verdict and what is wrong first, then the parts of the run."""
+"""Output of ``dapo check``: the verdict and what is wrong first, then the parts of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run may take on cards whose datasheet is known: arithmetic with assumptions that are printed beside it."""
+"""Estimated time of a run on GPUs with a known datasheet: arithmetic whose assumptions are printed with it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def step_work(
         recipe: of the run.
         facts: of its model.
         prompt: mean tokens of a prompt.
-        card: a GPU whose memory bounds the responses that decode at once; None: nothing does.
+        card: GPU whose memory bounds the responses that decode at once; None: nothing does.
         memory: of the run, which the embedded engine's cache has to fit in.
     """
     rollout, size = recipe.rollout, _bytes(recipe.model.dtype)
@@ -177,7 +177,7 @@ def step_seconds(work: Work, card: Card) -> tuple[float, float]:
 
 
 def needed_memory(memory: Memory) -> float:
-    """Bytes that a card must have: an engine makes do with a smaller cache, and with fewer responses at once."""
+    """Return the bytes that a GPU must have: an engine makes do with a smaller cache and fewer responses at once."""
     least = memory.generating - memory.cache + min(memory.cache, _LEAST_CACHE)
     return max(memory.learning, least) * SPARE
 
@@ -196,7 +196,7 @@ def holds(recipe: Recipe, memory: Memory, card: Card) -> bool:
 
 
 def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float) -> Iterator[str]:
-    """Tokens of a step and hours of the run on each known card that holds it; nothing for small models and CPUs.
+    """Yield tokens of a step and hours of the run on each known GPU that holds it; nothing for small models and CPUs.
 
     A synchronous run generates, learns and publishes in turn. With ``rollout.max_staleness`` it generates meanwhile.
     What links between GPUs cost while ranks compute is not counted.
@@ -210,8 +210,8 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     kept = f", {KEPT:.0%} of the groups are kept" if filtered else ""
     yield (
         f"assumed: responses reach {MEAN_LENGTH:.0%} of the limit{kept}, decoding reads at {BANDWIDTH_SHARE:.0%} of a "
-        f"card's bandwidth, learning computes at {PEAK_SHARE:.0%} of its matrix peak. Datasheets, not measurements; "
-        "`dapo check --try 4` measures on your card"
+        f"GPU's bandwidth, learning computes at {PEAK_SHARE:.0%} of its matrix peak. Datasheets, not measurements; "
+        "`dapo check --try 4` measures on your GPU"
     )
     yield f"a step: about {work.generated:,.0f} tokens generated, {work.trained:,.0f} trained on"
     fitting = [card for card in CARDS if holds(recipe, memory, card)]
@@ -235,7 +235,7 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
 def _none_fits(recipe: Recipe, memory: Memory) -> str:
     most = max(CARDS, key=lambda card: card.memory)
     if needed_memory(memory) > most.memory:
-        return f"no card known here holds {size_text(int(needed_memory(memory)))}; the largest is the {most.name}"
+        return f"no GPU known here holds {size_text(int(needed_memory(memory)))}; the largest is the {most.name}"
     share = math.floor(100 * largest_share(recipe, memory, most)) / 100
     return (
         f"no GPU known here holds what vLLM takes ({recipe.rollout.vllm.gpu_memory_utilization:.0%} of it) beside "

@@ -48,7 +48,7 @@ def try_groups(recipe: Recipe, count: int) -> list[str]:
 
 
 def _generate(session: Session[RewardParts], count: int) -> list[Group]:
-    """Groups of the prompts that training would take first."""
+    """Generate groups of the prompts that training would take first."""
     from dapo.loop.evaluation import Evaluator
     from dapo.run.sampling import make_sampling
 
@@ -73,7 +73,7 @@ def _generate(session: Session[RewardParts], count: int) -> list[Group]:
 
 
 def _learn(session: Session[RewardParts], learner: Learner, groups: Sequence[Group]) -> None:
-    """A training step at rate 0: its time is a step's, and the weights stay."""
+    """Run a training step at rate 0: its time is a step's, and the weights stay."""
     from dapo.run.parts import make_algorithm
 
     algorithm, batch = make_algorithm(session.recipe), StepBatch(0, list(groups), list(groups))

@@ -1,4 +1,4 @@
-"""What a shell offers behind a half-typed word. Imports little: it runs at every press of the key."""
+"""Shell completion of half-typed words. Imports little: it runs at every press of the key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """What a shell offers for RECIPE and KEY=VALUE: short names, YAML files here, and settings."""
+    """Return completions of RECIPE and KEY=VALUE: short names, YAML files here, and settings."""
     from dapo.config.settings import settings
     from dapo.config.shipped import recipe_names
 
@@ -16,7 +16,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_key(incomplete: str) -> list[str]:
-    """Settings that begin so."""
+    """Return settings that begin so."""
     from dapo.config.settings import settings
 
     return [path for path in settings() if path.startswith(incomplete)]

@@ -188,7 +188,7 @@ def _histogram(rates: np.ndarray) -> Iterator[RenderableType]:
 
 
 def _sources(data: RunData, history: History) -> Iterator[RenderableType]:
-    """The same by data source, when there are several."""
+    """Yield the same by data source, when there are several."""
     if len(data.sources) < 2:
         return
     source_of = np.array([data.problems[name][2] if name in data.problems else "" for name in history.ids], object)
@@ -209,7 +209,7 @@ def _sources(data: RunData, history: History) -> Iterator[RenderableType]:
 
 
 def _order(history: History, standing: Standing) -> IntArray:
-    """Indices of the prompts of one standing, those that say most first."""
+    """Return the indices of the prompts of one standing, the most informative first."""
     index = np.flatnonzero(history.standing(standing))
     keys: dict[Standing, tuple[IntArray, ...]] = {  # the last key counts first
         Standing.SOLVED: (-history.visits, history.last_step),  # longest ago: are they still?
@@ -267,7 +267,7 @@ def _example(data: RunData, history: History, i: int, named: bool = False) -> Re
 
 
 def _problem(data: RunData, name: str, said: str, named: bool) -> RenderableType:
-    """A problem in about two lines, then what is known of it; all of it is untrusted text."""
+    """Return a problem in about two lines, then what is known of it; all of it is untrusted text."""
     name = clean(name, newlines=False)
     if name not in data.problems:
         return Group(_say(f"prompt {name}"), Padding(Text(said, style=QUIET), (0, 0, 0, 4), expand=False))
@@ -287,7 +287,7 @@ def _problem(data: RunData, name: str, said: str, named: bool) -> RenderableType
 def _spent(data: RunData) -> tuple[dict[str, float], float]:
     """Tokens by what became of them, and all generated tokens: of the last step, or of a later checkpoint.
 
-    A step that was stopped has no row; its tokens stand in the checkpoint that was saved then.
+    A step that was stopped has no row; its tokens are in the checkpoint that was saved then.
     """
     last: Row = data.rows[-1] if data.rows else {}
     total, held = last.get("counters/generated_tokens") or 0.0, last.get("cost/held_tokens")
@@ -334,7 +334,7 @@ _MODES = {
 
 
 def _acceptance(data: RunData) -> Iterator[RenderableType]:
-    """The acceptance rate over the run, and what it comes from."""
+    """Yield the acceptance rate over the run, and its parts."""
     _, rates = series(data.rows, "sampling/acceptance_rate")
     shares, when = recent_shares(data)
     yield from _section("Why a batch takes as long to fill as it does")
@@ -359,6 +359,6 @@ def _acceptance(data: RunData) -> Iterator[RenderableType]:
 
 
 def _mean(values: np.ndarray) -> float | None:
-    """Of what was measured; None where nothing was."""
+    """Return the mean of measured values; None if there are none."""
     measured = values[~np.isnan(values)]
     return float(measured.mean()) if len(measured) else None

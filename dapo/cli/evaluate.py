@@ -22,7 +22,7 @@ def evaluation_recipe(
     options: dict[str, Any],
     overrides: Sequence[str] = (),
 ) -> tuple[LoadedRecipe, Path | None]:
-    """What to evaluate, as a recipe whose ``data.validation`` and ``validation`` sections say how.
+    """Return the evaluation as a recipe, with its settings in ``data.validation`` and ``validation``.
 
     Args:
         model_or_run: a run folder (its recipe gives prompts, rewards and limits), or a model's folder or hub name.
@@ -62,7 +62,7 @@ def evaluation_recipe(
 
 
 def recipe_against(recipe: Recipe, model_or_run: str) -> tuple[LoadedRecipe, Path | None]:
-    """The second model of a comparison: asked what the first one is asked, in the same way.
+    """Return the recipe of a comparison's second model: the same questions, asked in the same way.
 
     Args:
         recipe: of the first.
@@ -83,7 +83,7 @@ def recipe_against(recipe: Recipe, model_or_run: str) -> tuple[LoadedRecipe, Pat
 
 
 def _placeholders(names: list[str]) -> list[dict[str, Any]]:
-    """A recipe has training data. Nothing trains here, so that of a run is not read again; its names stay valid."""
+    """Return placeholders for a run's training data, which an evaluation does not read; its names stay valid."""
     return [{"task": "signed_sum", "size": 4, "seed": -1 - n, "name": name} for n, name in enumerate(names)]
 
 

@@ -40,7 +40,7 @@ _TOTAL_PATTERN = r"=\s*(-?\d+)\s*$"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user said. None: not said."""
+    """Answers of the user. None: not given."""
 
     name: str
     model: str
@@ -251,7 +251,7 @@ def _data_lines(wanted: Wanted, data: _Data) -> list[str]:
 
 
 def _aligned(line: str) -> str:
-    """A line whose comment stands in the column of the others."""
+    """Return a line whose comment is in the column of the others."""
     setting, mark, comment = line.rpartition("  # ")
     return f"{setting.rstrip():<32}{mark}{comment}" if setting.strip() else line
 
@@ -280,7 +280,7 @@ def _source(path: str, fields: dict[str, str]) -> list[str]:
 
 
 def _one(value: str) -> str:
-    """A text as a YAML value on one line."""
+    """Return a text as a YAML value on one line."""
     return to_yaml([value]).strip().removeprefix("- ")
 
 
@@ -296,7 +296,7 @@ def checked_reward(reward: str | None) -> str | None:
 
 
 def needs(given: Sequence[tuple[str, object]]) -> None:
-    """Raise for flags that are missing where nobody can be asked.
+    """Raise for missing flags if no terminal can ask for them.
 
     Raises:
         RecipeError: with the whole command.

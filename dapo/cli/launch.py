@@ -1,4 +1,4 @@
-"""``dapo launch``: a recipe as a job of Slurm's."""
+"""``dapo launch``: run a recipe as a Slurm job."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _check_secrets(loaded: LoadedRecipe, overrides: Sequence[str]) -> None:
 
 
 def _over_machines(recipe: Recipe) -> list[str]:
-    """What the machines of a job mean for the run in it."""
+    """Return what several machines in a job mean for its run."""
     from dapo.config.check_slurm import gpus_per_option
 
     slurm, cluster = recipe.slurm, recipe.cluster
@@ -149,7 +149,9 @@ def _submit(job: Job, recipe: Recipe, text: str | None) -> int:
     )
     if done.returncode:
         said = done.stderr.strip() or f"exit code {done.returncode}"
-        raise SchedulerError(f"Slurm did not take the job: {said}. The script is {script}; mend slurm.* and try again")
+        raise SchedulerError(
+            f"Slurm did not take the job: {said}. The script is {script}; correct slurm.* and try again"
+        )
     number = done.stdout.strip().partition(";")[0]
     print(f"submitted job {number}: {recipe.slurm.nodes} x {_machine(recipe)}, {_limit(recipe)}")
     print(f"  script    {script}")
@@ -173,8 +175,8 @@ def _make_private(folder: Path) -> None:
 
 
 def _kept(folder: Path, text: str) -> str:
-    """The name of a file in the folder that holds the text. One of an earlier job stays as it is: that job may be
-    waiting in the queue, or be put back into it."""
+    """Return the name of a file in the folder that holds the text. An earlier job's file stays as it is: that job may
+    be waiting in the queue, or be requeued."""
     from dapo.run.slurm import RECIPE
 
     file = folder / RECIPE

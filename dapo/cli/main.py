@@ -99,7 +99,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors raised on purpose are told without a traceback."""
+    """Run one command and return its exit code. Errors raised on purpose are printed without a traceback."""
     search_working_directory()
     try:
         result = typer.main.get_command(app).main(

@@ -13,7 +13,7 @@ Best = Annotated[bool, typer.Option("--best", help="The checkpoint that is best 
 
 
 def _best_or(step: int | None, best: bool, run: Path | None) -> int | None:
-    """The step of ``--best``, or that of ``--step``."""
+    """Return the step of ``--best``, or that of ``--step``."""
     if step is not None and run is None:
         raise typer.BadParameter("it names a checkpoint of a run, and this is a model", param_hint="--step")
     if not best:

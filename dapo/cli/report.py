@@ -64,7 +64,8 @@ def report_runs(
 
 
 def _default_folder(folders: Sequence[RunFolder]) -> Path:
-    """Where nobody said; a link there may have come with the run, and lead to anywhere."""
+    """Return the folder of pages if none was named. It avoids links, which may have come with the run and lead
+    anywhere."""
     target = folders[0].path / "report" if len(folders) == 1 else Path(SEVERAL)
     for path in (target, target / "pictures"):
         if path.is_symlink():
@@ -73,7 +74,7 @@ def _default_folder(folders: Sequence[RunFolder]) -> Path:
 
 
 def _tell(console: Console, view: RunView) -> None:
-    """A run's outcome in words; names and messages are untrusted text."""
+    """Print a run's outcome in words; names and messages are untrusted text."""
     status = view["status"]
     head = Text.assemble((clean(view["label"], newlines=False), "bold"), "  ")
     head.append(clean(status["title"], newlines=False), _STATE_STYLES.get(status["state"], ""))

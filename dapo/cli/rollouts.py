@@ -35,7 +35,7 @@ def rollouts(
     first: Annotated[int | None, typer.Option(metavar="STEP", help="Leave out what came before this step.")] = None,
     last: Annotated[int | None, typer.Option(metavar="STEP", help="Leave out what came behind this step.")] = None,
 ) -> int:
-    """A run's responses as lines of JSON, equal ones once: `dapo sft RECIPE sft.train.0.path=FILE` imitates them."""
+    """Write a run's responses as JSON lines, equal ones once: `dapo sft RECIPE sft.train.0.path=FILE` imitates them."""
     if form not in ("prompt", "messages"):
         raise typer.BadParameter(f"{form!r} is neither prompt nor messages", param_hint="--format")
     if out is not None and out.exists():
@@ -79,7 +79,7 @@ class Chosen:
         return "; ".join(parts)
 
     def next_move(self, run: Path) -> str:
-        """What to do where nothing is left to write."""
+        """Return the next move if no response is left to write."""
         shown = shlex.quote(str(run))
         if self.cut_off:
             ones = "one was" if self.cut_off == 1 else "ones were"

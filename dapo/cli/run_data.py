@@ -1,4 +1,4 @@
-"""What ``dapo data`` reads of a run folder. Nothing is written: the run may be going on."""
+"""Readers of a run folder for ``dapo data``. Nothing is written: the run may be going on."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def _check_size(folder: Path) -> None:
 
 
 def recent_shares(data: RunData) -> tuple[Shares, str]:
-    """What was judged of late, and when that was: the step that could not be filled, else the last steps."""
+    """Return the shares of recently judged groups, and when that was: the step that could not be filled, else the last
+    steps."""
     known = _known(data)
     stopped = _stopped_file(data)
     if stopped is not None:
@@ -164,7 +165,7 @@ def recent_shares(data: RunData) -> tuple[Shares, str]:
 
 
 def _known(data: RunData) -> dict[str, Any]:
-    """What recipe and history say, whichever groups were judged."""
+    """Return facts from recipe and history, whichever groups were judged."""
     known: dict[str, Any] = {}
     retire = None
     if data.recipe is not None:

@@ -46,7 +46,7 @@ def view(folder: Path, port: int, host: str, open_browser: bool, expose: bool) -
     loopback = is_loopback(host)
     if not loopback and not expose:
         raise RecipeError(
-            f"--host {host} is not this machine's loopback: whoever reaches that address could read all prompts and "
+            f"--host {host} is not this machine's loopback: anyone who reaches that address could read all prompts and "
             "responses, for there is no password. From elsewhere, use a tunnel: "
             f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE. If you want it open all the same, add --expose."
         )
@@ -70,7 +70,7 @@ def view(folder: Path, port: int, host: str, open_browser: bool, expose: bool) -
 
 
 def say(folder: Path, address: str, bound: int, wanted: int, loopback: bool) -> None:
-    """What runs where, how to reach it from elsewhere, how to end it."""
+    """Print what is served where, how to reach it from another machine, and how to end it."""
     out = Console(highlight=False, soft_wrap=True)
     out.print(Text("Runs in ").append(str(folder), "bold").append(" are shown at ").append(address, "bold cyan"))
     if wanted not in (0, bound):
@@ -78,7 +78,7 @@ def say(folder: Path, address: str, bound: int, wanted: int, loopback: bool) -> 
     if not loopback:
         out.print(
             Text("warning: ", "bold yellow").append(
-                "no password: whoever reaches this address reads every prompt and response", "not bold default"
+                "no password: anyone who reaches this address reads every prompt and response", "not bold default"
             )
         )
     elif os.environ.get("SSH_CONNECTION"):
@@ -104,13 +104,13 @@ def is_loopback(host: str) -> bool:
 
 
 def address_for(host: str, port: int) -> str:
-    """What to type into a browser; for a server on every interface, the loopback."""
+    """Return the address to type into a browser; for a server on every interface, the loopback."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}/"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on ``port`` or the next free one of a few.
+    """Return a listening socket on ``port`` or the next free one of a few.
 
     Raises:
         RecipeError: the host is none of this machine's, or all of these ports are taken.

@@ -18,7 +18,7 @@ _SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"}
 
 
 def source_name(source: DataSource) -> str:
-    """The name of a source in metrics and in ``rewards.N.sources``.
+    """Return the name of a source in metrics and in ``rewards.N.sources``.
 
     As given, else the task's, else the file's without its suffix; a folder's; of a pattern what stands before its first
     wildcard (``train`` for ``data/train-*.parquet``), or the folder's before that (``data`` for ``data/*.jsonl``).
@@ -91,7 +91,8 @@ def _pattern(key: str, reward: Reward) -> Iterator[Problem]:
 
 
 def check_data(r: Recipe) -> Iterator[Problem]:
-    """Sources are files or tasks with names of their own, and the prompt holds the problem."""
+    """Yield problems of the data: sources need files or tasks with their own names, and the prompt must hold the
+    problem."""
     for part in ("train", "validation"):
         for n, source in enumerate(getattr(r.data, part)):
             yield from _source(f"data.{part}.{n}", source)
@@ -141,7 +142,7 @@ _OURS = {
 
 
 def _chat(data: Data) -> Iterator[Problem]:
-    """What goes into a chat template beside the messages."""
+    """Yield problems of a chat template's inputs besides the messages."""
     for name, instead in _OURS.items():
         if name in data.chat_template_kwargs:
             yield Problem(f"data.chat_template_kwargs.{name}", f"is no variable of your own: {instead}")
@@ -160,7 +161,7 @@ def _chat(data: Data) -> Iterator[Problem]:
 
 
 def _thinking(r: Recipe) -> Iterator[Problem]:
-    """Where the answer stands, and how long the way there may be."""
+    """Yield problems of where the answer begins, and of how long thinking may be."""
     thinking, rollout = r.data.thinking, r.rollout
     if thinking.enabled and (
         not thinking.open.strip() or not thinking.close.strip() or thinking.open == thinking.close
@@ -171,7 +172,7 @@ def _thinking(r: Recipe) -> Iterator[Problem]:
             if (value := getattr(thinking, key)) != default:
                 yield Problem(f"data.thinking.{key}", "is only read with data.thinking.enabled: true", value)
         if thinking.budget is not None:
-            why = "needs data.thinking.enabled: true: nobody knows where thinking ends"
+            why = "needs data.thinking.enabled: true: else it is unknown where thinking ends"
             yield Problem("data.thinking.budget", why, thinking.budget)
         for n, reward in enumerate(r.rewards):
             if reward.reads in ("answer", "response") and r.environment.kind is None:

@@ -23,6 +23,7 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
         return
     if environment.kind == "tools" and not environment.tools:
         yield Problem("environment.tools", "kind: tools needs at least one function, such as my_tools:add", [])
+    yield from _agent(environment)
     if environment.kind == "tools" and environment.args:
         yield Problem("environment.args", "are arguments of a function or class, and kind is tools", environment.args)
     if (environment.id is None) == (environment.kind == "verifiers"):
@@ -61,6 +62,21 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
     if r.data.response_prefix is not None:
         why = "begins one response, and an episode has several turns; take it out"
         yield Problem("data.response_prefix", why, r.data.response_prefix)
+
+
+def _agent(environment: Environment) -> Iterator[Problem]:
+    """Check that an agent has something to run, and tools of its own alone."""
+    agent = environment.kind == "agent"
+    if agent and not environment.run:
+        yield Problem("environment.run", "kind: agent needs a function, such as my_agent:solve, or a command", None)
+    if environment.run is not None and not agent:
+        yield Problem("environment.run", "is only read with environment.kind: agent", environment.run)
+    if agent and environment.tools:
+        why = "kind: agent calls its own tools and names them in its requests; take them out"
+        yield Problem("environment.tools", why, environment.tools)
+    if agent and environment.on_error == "tell":
+        why = "an agent that failed is over and reads no message; use unscored or end"
+        yield Problem("environment.on_error", why, "tell")
 
 
 def _rewards(r: Recipe) -> Iterator[Problem]:

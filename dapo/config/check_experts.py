@@ -1,4 +1,4 @@
-"""What settings of a mixture of experts ask of the rest of a recipe."""
+"""Demands of mixture-of-experts settings on the rest of a recipe."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def read_by_train(path: str) -> bool:
 
 
 def unread_by_sft(overrides: Collection[str]) -> list[str]:
-    """A warning where the command line of ``dapo sft`` sets what it does not read. A file may: it is for both."""
+    """Warn if the command line of ``dapo sft`` sets what it does not read. A file may set it, since it serves both
+    commands."""
     unread = [
         f"{key} (it has sft.{name})" if (name := key.rpartition(".")[2]) in Sft.model_fields else key
         for key in overrides
@@ -46,7 +47,7 @@ def unread_by_sft(overrides: Collection[str]) -> list[str]:
 
 
 def unread_by_train(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """A warning where what is laid on top of a file sets what training by reward does not read. As ``unread_by_sft``.
+    """Warn if settings on top of a file are not read by training by reward. As ``unread_by_sft``.
 
     Args:
         beneath: settings of the file.
@@ -59,12 +60,12 @@ def unread_by_train(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> list[
 
 
 def sft_source_name(source: SftSource) -> str:
-    """The name of a source in metrics: as given, else the file's without its suffix, or the folder's."""
+    """Return the name of a source in metrics: as given, else the file's without its suffix, or the folder's."""
     return source_name(DataSource(name=source.name, path=source.path))
 
 
 def for_sft(given: Mapping[str, Any], named: bool) -> dict[str, Any]:
-    """Settings of a recipe as ``dapo sft`` takes them.
+    """Return a recipe's settings in the form that ``dapo sft`` takes.
 
     The run is called NAME-sft, beside the run of ``dapo train`` by the same recipe (``named``: the command line names
     it). A recipe without problems to train on by reward gets a placeholder, which nothing reads.
@@ -82,7 +83,7 @@ def for_sft(given: Mapping[str, Any], named: bool) -> dict[str, Any]:
 
 
 def supervised(recipe: Recipe, steps: int) -> Recipe:
-    """The recipe with what the learner reads as ``sft`` has it, and ``steps`` training steps."""
+    """Return the recipe with ``sft``'s values for the learner, and ``steps`` training steps."""
     sft = recipe.sft
     learner = recipe.learner.model_copy(
         update={
@@ -102,7 +103,7 @@ def supervised(recipe: Recipe, steps: int) -> Recipe:
 
 
 def unreached(sft: Sft, steps: int) -> str | None:
-    """What to say of a warm-up that is longer than the run; None: it is not."""
+    """Return a message on a warm-up that is longer than the run; None if it is not."""
     if sft.warmup <= steps:
         return None
     return (
@@ -112,7 +113,7 @@ def unreached(sft: Sft, steps: int) -> str | None:
 
 
 def check_sft(r: Recipe) -> Iterator[Problem]:
-    """What a supervised run cannot do without, and what it has no use for."""
+    """Yield settings that a supervised run lacks, and settings that it does not use."""
     for where, sources in (("train", r.sft.train), ("validation", r.sft.validation)):
         for n, source in enumerate(sources):
             wrong = sorted(source.fields.keys() - {"prompt", "response", "messages"})

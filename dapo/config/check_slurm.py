@@ -1,4 +1,4 @@
-"""What is wrong with the section ``slurm``: values that would break the script, and times that cannot be kept."""
+"""Problems of the section ``slurm``: values that would break the script, and times that cannot be kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def time_limit(text: str) -> int | None:
 
 
 def check_slurm(r: Recipe) -> Iterator[Problem]:
-    """Settings that no job script could hold."""
+    """Yield settings that no job script could hold."""
     slurm = r.slurm
     if slurm.container is not None and not _PLAIN.fullmatch(slurm.container):
         said = "expected a command of plain words on one line, such as apptainer exec --nv /images/dapo.sif"

@@ -26,7 +26,7 @@ def is_highest(metric: str, direction: Direction) -> bool:
 
 
 def check_stopping(r: Recipe) -> Iterator[Problem]:
-    """A metric that no line of this run will hold would be waited for in vain."""
+    """Yield metrics to wait for that no line of this run will hold."""
     early = r.trainer.early_stop
     for key, metric, direction in (
         ("checkpoint.best", r.checkpoint.best, r.checkpoint.best_is),
@@ -46,7 +46,7 @@ def _sets(r: Recipe) -> list[str]:
 
 
 def _near(r: Recipe, metric: str) -> str:
-    """What somebody may have meant, in words; "" for nothing."""
+    """Return similar metrics in words; "" for none."""
     names = {"<set>": _sets(r), "<name>": [reward.name for reward in r.rewards], "<k>": [str(r.validation.samples)]}
     found = list(GLOSSARY)
     for mark, own in names.items():

@@ -254,7 +254,7 @@ _FIXED = {
     "async_scheduling": "false: a step ahead of itself, vLLM would stamp tokens with the wrong version",
     "scheduling_policy": "priority: what earlier steps left goes first",
 }
-"""Arguments of vLLM's that are not free, with what they are here."""
+"""vLLM arguments that are not free, with their values in dapo."""
 _ONE = re.compile(r"(data|pipeline|(prefill|decode)_context)_parallel_size|nnodes|api_server_count")
 """Numbers of processes or machines of which vLLM in the trainer's process can have one: more wait for ever, or fail."""
 _ELSEWHERE = re.compile(r"data_parallel_(?!size)\w+|node_rank|master_(addr|port)|headless")
@@ -273,7 +273,7 @@ def _engine(r: Recipe) -> Iterator[Problem]:
         move = f"asks for graphs of the embedded engine, and rollout.engine is {rollout.engine}; take it out"
         yield Problem("rollout.embedded.cuda_graphs", move, True)
     elif rollout.embedded.cuda_graphs and r.model.device == "cpu":
-        move = "asks for CUDA graphs, and model.device is cpu; take it out, and a card gets them anyway"
+        move = "asks for CUDA graphs, and model.device is cpu; take it out, and a GPU gets them anyway"
         yield Problem("rollout.embedded.cuda_graphs", move, True)
     yield from _eight_bits(r)
     if kind in ("vllm", "vllm_server"):
@@ -311,7 +311,7 @@ def _eight_bits(r: Recipe) -> Iterator[Problem]:
 
 
 def schedule_steps(r: Recipe) -> int:
-    """Steps of the learning rate's schedule in the whole run, in its own unit."""
+    """Return the steps of the learning rate's schedule in the whole run, in its own unit."""
     prompts = r.rollout.prompts_per_step
     per_step = r.learner.epochs_per_rollout * -(-prompts // (r.learner.minibatch_prompts or prompts))
     return r.trainer.steps * (per_step if r.learner.schedule_unit == "optimizer" else 1)

@@ -64,7 +64,7 @@ def gpus_used(recipe: Recipe) -> int:
 
 
 def check_gpus(recipe: Recipe) -> Iterator[Problem]:
-    """Yield a problem if a job reserves GPUs that nothing of the recipe uses.
+    """Yield a problem if a job reserves GPUs that the recipe does not use.
 
     A server in the job, and lines of ``slurm.setup`` that may start one, have use of their own for them.
     """

@@ -227,7 +227,7 @@ def _not_by(r: Recipe) -> str:
 
 
 def check_ranks(r: Recipe) -> Iterator[Problem]:
-    """Yield settings that nothing would read, and settings that do not work over ranks."""
+    """Yield settings that have no effect, and settings that do not work over ranks."""
     learner = r.learner
     if learner.ranks % learner.replicas:
         yield Problem(

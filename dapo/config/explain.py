@@ -38,13 +38,13 @@ _PAPER = {
 }
 """Where the paper speaks of a setting: of a key, or of everything below it."""
 _PAGES = {
-    "algorithm.clip": "docs/algorithm.md, section 4",
+    "algorithm.clip": "docs/losses.md",
     "algorithm.dynamic_sampling": "docs/dynamic_sampling.md",
-    "algorithm.loss": "docs/algorithm.md, sections 4 and 5",
-    "algorithm.advantage": "docs/algorithm.md, section 3",
-    "algorithm.correction": "docs/algorithm.md, section 6",
-    "algorithm.old_logprobs": "docs/algorithm.md, section 6",
-    "algorithm": "docs/algorithm.md, section 2",
+    "algorithm.loss": "docs/losses.md",
+    "algorithm.advantage": "docs/algorithm.md",
+    "algorithm.correction": "docs/correction.md",
+    "algorithm.old_logprobs": "docs/correction.md",
+    "algorithm": "docs/algorithm.md",
     "data": "docs/data.md",
     "rewards": "docs/rewards.md",
     "sandbox": "docs/howto_code_rewards.md",
@@ -52,7 +52,7 @@ _PAGES = {
     "rollout.vllm": "docs/engines.md",
     "rollout.server": "docs/vllm_server.md",
     "rollout.engine": "docs/engines.md",
-    "validation": "docs/algorithm.md, section 7",
+    "validation": "docs/algorithm.md",
 }
 _RULES = {
     "free": "may change at a resume",
@@ -150,7 +150,7 @@ def _section(s: Setting) -> Iterator[str]:
 
 
 def _below(path: str) -> Iterator[str]:
-    """What the paper says of it, and what other trainers call it."""
+    """Yield the paper's words on a setting, and other trainers' names for it."""
     if (paper := _nearest_of(_PAPER, path)) is not None:
         yield f"  paper      {PAPER}, {paper}"
     names = [f"{entry.key} ({', '.join(entry.who)})" for entry in PEER_KEYS if path in entry.ours]
@@ -164,7 +164,7 @@ def _pages(path: str, table: str) -> Iterator[str]:
 
 
 def _nearest_of(table: dict[str, str], path: str) -> str | None:
-    """The entry of the path, or of the nearest section above it."""
+    """Return the entry of the path, or of the nearest section above it."""
     parts = path.split(".")
     return next((table[p] for n in range(len(parts), 0, -1) if (p := ".".join(parts[:n])) in table), None)
 

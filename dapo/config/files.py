@@ -35,7 +35,7 @@ _PATH_MAX = 4096
 
 
 def read_recipe_file(path: Path) -> str:
-    """The text of a recipe file.
+    """Return the text of a recipe file.
 
     Raises:
         RecipeError: it is not there or not text; the message names recipes that are.
@@ -58,7 +58,8 @@ def read_recipe_file(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A small file, or the pipe of ``<(command)``; never a device or a named pipe, which may not end or never begin.
+    """Read a small file, or the pipe of ``<(command)``; never a device or a named pipe, which may not end or never
+    begin.
 
     Raises:
         OSError: it is not there, is something else, or has more than ``MOST_BYTES``.
@@ -76,7 +77,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """A recipe's settings and the line of each key. YAML 1.2: ``1e-6`` is a number, ``off`` is text.
+    """Return a recipe's settings and the line of each key. YAML 1.2: ``1e-6`` is a number, ``off`` is text.
 
     Raises:
         RecipeError: not YAML, not a mapping, a key that stands twice, or far too much of it.
@@ -92,7 +93,7 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def parse_value(text: str, what: str) -> Any:
-    """The value of the override ``what``, read as YAML.
+    """Return the value of the override ``what``, read as YAML.
 
     Raises:
         RecipeError: not YAML, or far too much of it.
@@ -263,7 +264,7 @@ def is_jinja(text: str) -> bool:
 
 
 def _read_template(path: str, folder: Path) -> str:
-    """The text of a file with a chat template: from here on the recipe holds it, and no file can change a run.
+    """Return the text of a chat template's file: the recipe then holds it, and no file can change a run.
 
     Raises:
         ValueError: there is no such file, or it holds no template.
@@ -300,7 +301,7 @@ def _expanded_user(path: str) -> Path:
 
 
 def _find_pattern(path: str, folder: Path) -> str | None:
-    """A pattern such as ``data/*.jsonl``, made absolute, where at least one file fits it."""
+    """Return a pattern such as ``data/*.jsonl``, made absolute, if at least one file fits it."""
     for place in (Path.cwd(), folder.absolute()):
         pattern = str(Path(glob.escape(str(place))) / _expanded_user(path))
         if glob.has_magic(path) and next(glob.iglob(pattern, recursive=True), None) is not None:
@@ -309,7 +310,7 @@ def _find_pattern(path: str, folder: Path) -> str | None:
 
 
 def _not_found(what: str, path: str, folder: Path) -> str:
-    """What was looked for and where, and the name of the nearest thing that does exist."""
+    """Return a message that names the missing path, where it was searched, and the nearest existing name."""
     if len(path.encode(errors="replace")) > _PATH_MAX:
         return f"expected a path of at most {_PATH_MAX:,} bytes"
     places = list(dict.fromkeys([Path.cwd(), folder.absolute()]))

@@ -115,7 +115,7 @@ def recipe_from_dict(
 
 
 def apply_settings(given: Mapping[str, Any], settings: Mapping[str, Any], *, filled_in: bool = False) -> dict[str, Any]:
-    """A copy of nested settings with dotted keys set to plain values: sections are merged, all else is replaced.
+    """Return a copy of nested settings with dotted keys set to plain values: sections are merged, all else is replaced.
 
     Args:
         given: nested settings.
@@ -256,11 +256,11 @@ def _name_by_file(own: dict[str, Any], path: Path | None) -> bool:
 def _left_idle(
     recipe: Recipe, difference: Difference, beneath: Mapping[str, Any], own: Mapping[str, Any], origin: Origin
 ) -> set[str]:
-    """Settings that nothing reads, and that nobody has to be told of.
+    """Return settings that have no effect and need no warning.
 
     A file's settings that it reads itself, and that whatever was laid on top of it made idle: ``preset=grpo`` on a
     recipe with a length penalty leaves the penalty's numbers behind. Of a run that goes on, all that its file says:
-    that was told when it began. What follows from another setting. What is set on top is never among them.
+    reported when it began. What follows from another setting. What is set on top is never among them.
     """
     nowhere = object()
     idle = set()
@@ -362,7 +362,7 @@ def _set(own: dict[str, Any], key: str, value: Any) -> Problem | None:
 
 
 def _empty(path: str) -> Any:
-    """What an absent section starts as: an empty mapping, or an empty list (``rewards``: its default item)."""
+    """Return the start of an absent section: an empty mapping, or an empty list (``rewards``: its default item)."""
     if f"{path}.N" in {s.rpartition(".")[0] for s in settings()}:
         return [{}] if path == "rewards" else []
     return {}

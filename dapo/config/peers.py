@@ -1,4 +1,4 @@
-"""What the keys of other trainers are called here, so that a recipe brought along is refused with the right name.
+"""Keys of other trainers and their names in dapo, so that a foreign recipe is refused with the right name.
 
 The full comparison, behaviour included, is docs/peers.md.
 """

@@ -1,4 +1,4 @@
-"""What the keys of other trainers are called here: of what is computed."""
+"""Keys of other trainers and their names in dapo: settings of the computation."""
 
 from __future__ import annotations
 

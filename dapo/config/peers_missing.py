@@ -148,7 +148,7 @@ MISSING: tuple[ApartKey, ...] = (
         {TRL: "use_bias_correction_kl"},
     ),
     *apart_keys(
-        "log r is clamped to +-20 for every KL estimator here, and nothing else (docs/algorithm.md)",
+        "log r is clamped to +-20 for every KL estimator here, and nothing else (docs/losses.md)",
         {NEMO: "*kl_input_clamp_value *kl_output_clamp_value *on_policy_kl_approximation"},
     ),
     *apart_keys("algorithm.reference.refresh_every counts training steps", {SKYRL: "*update_ref_every_epoch"}),
@@ -174,7 +174,7 @@ MISSING: tuple[ApartKey, ...] = (
         {SKYRL: "*algorithm.gamma", AREAL: "*discount *gae_lambda"},
     ),
     *apart_keys(
-        "an advantage of yours: algorithm.advantage.kind takes a function (docs/algorithm.md)",
+        "an advantage of yours: algorithm.advantage.kind takes a function (docs/hooks.md)",
         {
             NEMO: (
                 "*advantage_clip_* *invalid_tool_call_advantage *malformed_thinking_advantage *minus_baseline "
@@ -185,7 +185,7 @@ MISSING: tuple[ApartKey, ...] = (
         },
     ),
     *apart_keys(
-        "a loss of yours: algorithm.loss.kind takes a function (docs/own_algorithm.md)",
+        "a loss of yours: algorithm.loss.kind takes a function (docs/hooks.md)",
         {
             TRL: "vespo_* top_entropy_quantile label_smoothing_factor router_aux_loss_coef",
             SWIFT: (

@@ -1,4 +1,4 @@
-"""What the keys of other trainers are called here: sizes, engines, and the rest of a run."""
+"""Keys of other trainers and their names in dapo: sizes, engines, and the rest of a run."""
 
 from __future__ import annotations
 

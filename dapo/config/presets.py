@@ -1,4 +1,4 @@
-"""The presets of docs/algorithm.md, as sparse settings on top of the schema's defaults (which are ``dapo``)."""
+"""The presets of docs/losses.md, as sparse settings on top of the schema's defaults (which are ``dapo``)."""
 
 from __future__ import annotations
 
@@ -117,5 +117,5 @@ PRESETS: dict[str, Sparse] = {
 
 
 def preset_settings(name: str) -> Sparse:
-    """A fresh copy of the preset's sparse settings; empty for an unknown name (the schema refuses that one)."""
+    """Return a fresh copy of the preset's sparse settings; empty for an unknown name (the schema refuses that one)."""
     return deepcopy(PRESETS.get(name, {}))

@@ -31,7 +31,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where settings were written down, to name the place in a message."""
+    """Source of settings, to name the place in a message."""
 
     name: str = "the recipe"  # the file, for the headline
     lines: Mapping[str, int] | None = None  # line of each key in that file
@@ -73,7 +73,7 @@ def brief(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as it could be written in a recipe; what could steer a terminal is escaped."""
+    """Return a value in a recipe's notation; characters that could steer a terminal are escaped."""
     if isinstance(value, (list, tuple)):
         value = list(value)
     try:
@@ -83,14 +83,14 @@ def written(value: Any) -> str:
 
 
 def visible(text: str, most: int | None = None) -> str:
-    """A text of somebody's in a message: unprintable characters escaped, at most ``most`` characters of it."""
+    """Return an untrusted text for a message: unprintable characters escaped, at most ``most`` characters of it."""
     if most is not None and len(text) > most:
         text = text[: most - 3] + "..."
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Problem]:
-    """One problem per key of the settings ``given``. (A union reports once per member; they are told together.)"""
+    """Return one problem per key of the settings ``given``. (A union reports once per member; they are joined.)"""
     found: dict[str, Problem] = {}
     for entry in error.errors(include_url=False):
         path = _path(entry["loc"])
@@ -116,7 +116,7 @@ def _is_dict(entry: Mapping[str, Any]) -> bool:
 
 
 def _path(loc: Iterable[str | int]) -> str:
-    """The key of a pydantic location: names of union members and positions inside a value are left out."""
+    """Return the key of a pydantic location: names of union members and positions inside a value are left out."""
     path = ""
     for part in loc:
         if part in kinds_at(path):
@@ -131,7 +131,7 @@ def _path(loc: Iterable[str | int]) -> str:
 
 
 def value_at(given: Any, path: str, otherwise: Any) -> Any:
-    """What stands at a dotted path of nested settings."""
+    """Return the value at a dotted path of nested settings."""
     for part in path.split("."):
         try:
             given = given[int(part)] if isinstance(given, list) else given[part]
@@ -141,7 +141,7 @@ def value_at(given: Any, path: str, otherwise: Any) -> Any:
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
-    """A pasted block of a peer's settings is answered key by key."""
+    """Return the single settings of a pasted block, so that a peer's block is answered key by key."""
     if not isinstance(value, dict) or not value:
         return [(path, value)]
     return [leaf for k, v in value.items() for leaf in _leaves(f"{path}.{k}", v)]
@@ -181,7 +181,7 @@ _SUCH_AS = {
 
 
 def _hint_for_section(path: str, value: Any) -> str:
-    """What a section looks like to somebody who gave its first key alone, or one section where a list is meant."""
+    """Return how a section looks if only its first key was given, or one section where a list is expected."""
     if value == []:
         return " with at least one in it, such as " + _SUCH_AS[path] if path in _SUCH_AS else ""
     if path in _SUCH_AS:
@@ -270,7 +270,7 @@ _COMMON = {
 
 
 def nearest(path: str, count: int = 3) -> list[str]:
-    """Settings that somebody may have meant: a slip in the same section, then the name in another one. [] for none.
+    """Return settings with similar names: a slip in the same section, then the name in another one. [] for none.
 
     A wrong name is worse than none, so common names need a word of their sections in common.
     """

@@ -35,12 +35,12 @@ A section with a key `kind` takes the options of that kind alone: `algorithm.los
 needs no option may be written as its name: `algorithm.loss.reduction: constant`.
 
 A function of yours is named `package.module:function`, with the signature of the built-in one
-(see [algorithm.md](algorithm.md)); modules in the working directory are found.
+(see [hooks](hooks.md)); modules in the working directory are found.
 """
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     lines = [_HEAD, "## Presets", "", *_presets()]
     sections = [s for s in settings().values() if s.section]
     top = [s for s in settings().values() if not s.section and "." not in s.path]

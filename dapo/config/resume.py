@@ -42,7 +42,7 @@ def rule_of(path: str) -> Rule:
 
 
 def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> list[Change]:
-    """What a resumed run would change, if it may.
+    """Return what a resumed run would change, if it may.
 
     Args:
         old: the recipe the run was started (or last resumed) with.
@@ -50,7 +50,7 @@ def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> lis
         overrides: ``key=value`` as given with ``--resume``; an ``ask`` setting may only change if named there.
 
     Raises:
-        RecipeError: a ``fixed`` setting differs, or an ``ask`` setting that nobody asked for. Every such setting is
+        RecipeError: a ``fixed`` setting differs, or an ``ask`` setting that was not asked for. Every such setting is
             listed with its rule.
     """
     asked = [o.partition("=")[0].strip() for o in overrides]
@@ -78,12 +78,12 @@ def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> lis
 
 
 def changed_since(saved: Mapping[str, Any], new: Recipe) -> list[Change]:
-    """Where a recipe differs from the one that a checkpoint was saved with, given as plain values.
+    """Return the differences between a recipe and the one of a checkpoint, given as plain values.
 
     ``ask`` settings are taken, and told: the run may have been resumed with them since the checkpoint.
 
     Raises:
-        RecipeError: a ``fixed`` setting differs: somebody edited recipe.resolved.yaml.
+        RecipeError: a ``fixed`` setting differs: recipe.resolved.yaml was edited.
     """
     try:
         old = Recipe.model_validate(saved)
@@ -98,7 +98,7 @@ def changed_since(saved: Mapping[str, Any], new: Recipe) -> list[Change]:
 
 
 def no_run(folder: str | Path) -> str:
-    """What to say of a path that is no run folder: why it is none, and which there are in ``runs``."""
+    """Return a message on a path that is no run folder: why it is none, and which there are in ``runs``."""
     why = f"it holds no {RESOLVED}" if Path(folder).exists() else "there is nothing of that name"
     runs = sorted(p.parent for p in Path("runs").glob(f"*/{RESOLVED}"))
     there = f"; there are {', '.join(map(str, runs[:8]))}" if runs else ""

@@ -14,7 +14,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class SumRange:
-    """Where the weighted sum of the rewards of one data source can lie."""
+    """Range of the weighted sum of the rewards of one data source."""
 
     source: str
     low: float
@@ -27,7 +27,7 @@ class SumRange:
 
 
 def sum_ranges(recipe: Recipe, *, functions: bool) -> Iterator[SumRange]:
-    """The range of each training source.
+    """Yield the range of each training source.
 
     Every built-in reward lies in [0, 1], and so does whatever is called ``accuracy``. Other values of a function of the
     user's, or of a service, are not known before it is called.
@@ -50,8 +50,8 @@ def sum_ranges(recipe: Recipe, *, functions: bool) -> Iterator[SumRange]:
 
 
 def overflow(recipe: Recipe, *, functions: bool) -> SumRange | None:
-    """The smallest range that holds all sums, where some source's leave the scaling's; None where none do, or where
-    nothing is scaled. ``source`` names the sources that leave it."""
+    """Return the smallest range that holds all sums if some source's leave the scaling's; ``source`` names those
+    sources. None if none do, or nothing is scaled."""
     algorithm = recipe.algorithm
     scaling = algorithm.reward_scaling
     if not scaling.enabled or algorithm.shaping is not None:
@@ -69,7 +69,7 @@ def overflow(recipe: Recipe, *, functions: bool) -> SumRange | None:
 
 
 def fitting(recipe: Recipe, found: SumRange) -> str:
-    """The settings that hold the sums: ``algorithm.reward_scaling.source_max=1.5``."""
+    """Return the settings that hold the sums: ``algorithm.reward_scaling.source_max=1.5``."""
     scaling = recipe.algorithm.reward_scaling
     bounds = (("source_min", scaling.source_min, found.low), ("source_max", scaling.source_max, found.high))
     return " and ".join(f"algorithm.reward_scaling.{name}={new:.10g}" for name, old, new in bounds if new != old)

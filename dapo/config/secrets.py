@@ -1,7 +1,7 @@
-"""What a recipe may hold and nobody else may read: tokens, passwords, credentials in addresses.
+"""Find and hide secrets of a recipe: tokens, passwords, credentials in addresses.
 
 Whatever is written, printed or sent of a recipe goes through here first: the files of a run, the console, messages,
-trackers. The run itself gets the true values. A resumed run is told which have to be given again.
+trackers. The run itself gets the true values. A resumed run names those that have to be given again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _redact(value: Any, parts: list[str]) -> Any:
 
 
 def redact_text(text: str) -> str:
-    """A text without the credentials of addresses, and without what has the form of a known token."""
+    """Return a text without the credentials of addresses, and without parts that look like a known token."""
     return _TOKEN.sub(HIDDEN, _ADDRESS.sub(f"{HIDDEN}@", text))
 
 
@@ -96,7 +96,7 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _without_numbers(path: str) -> str:
-    """The key that a list's item stands under: its name is what tells."""
+    """Return the key without list positions: its name is what counts."""
     parts = path.split(".")
     while len(parts) > 1 and parts[-1].isdigit():
         parts.pop()

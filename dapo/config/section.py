@@ -1,4 +1,4 @@
-"""What every section of a recipe shares: strictness, and a few types."""
+"""Common parts of every section of a recipe: strictness, and a few types."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def settings() -> dict[str, Setting]:
 
 
 def lookup(path: str) -> Setting | None:
-    """The setting behind a concrete path such as ``rewards.0.weight``."""
+    """Return the setting of a concrete path such as ``rewards.0.weight``."""
     return settings().get(generic(path))
 
 
@@ -137,7 +137,7 @@ def _section_words(annotation: Any, many: bool) -> str:
 
 
 def _section_of(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """The section a field holds (or null), and whether it holds a list of them."""
+    """Return the section a field holds (or null), and whether it holds a list of them."""
     (annotation, *others) = _members(annotation)
     if others:
         return None, False
@@ -149,7 +149,7 @@ def _section_of(annotation: Any) -> tuple[type[Section] | None, bool]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The members of a union except None; the annotation itself when it is none."""
+    """Return the members of a union except None; the annotation itself when it is none."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [a for a in get_args(annotation) if a is not type(None)]
     return [annotation]

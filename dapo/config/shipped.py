@@ -14,7 +14,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(given: str | Path) -> Path:
-    """The file that is meant: ``given`` itself, or the recipe of that short name where no such file lies here."""
+    """Return the file that is meant: ``given`` itself, or the recipe of that short name if no such file exists here."""
     path = Path(given)
     if str(given) in recipe_names() and not path.is_file():
         return FOLDER / f"{given}.yaml"
@@ -22,12 +22,12 @@ def find_recipe(given: str | Path) -> Path:
 
 
 def short_name(path: Path) -> str:
-    """What one types for a recipe: the short name of one that came with the package, else its path."""
+    """Return what one types for a recipe: the short name of one that came with the package, else its path."""
     return path.stem if path.parent == FOLDER else str(path)
 
 
 def what_it_is(name: str) -> str:
-    """The first sentence of a recipe's own comment."""
+    """Return the first sentence of a recipe's own comment."""
     words = []
     for line in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -37,7 +37,7 @@ def what_it_is(name: str) -> str:
 
 
 def files_of(name: str) -> list[Path]:
-    """A recipe with the files beside it that it names."""
+    """Return a recipe with the files next to it that it names."""
     recipe = FOLDER / f"{name}.yaml"
     text = recipe.read_text(encoding="utf-8")
     beside = [path for path in sorted(FOLDER.iterdir()) if path.suffix != ".yaml" and path.name in text]

@@ -1,4 +1,4 @@
-"""What follows from ``rollout.max_staleness`` where the recipe leaves it open."""
+"""Consequences of ``rollout.max_staleness`` where the recipe leaves them open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def follow_staleness(given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` with the age limit and the work ahead that S = ``rollout.max_staleness`` implies, unless it sets them.
 
     ``max_age`` becomes S: a larger one would break the promise. ``lookahead`` becomes S - 1/2 from S = 2 on, so that
-    the engines do not run dry; at S = 1 there is room for one step's groups, whatever it says.
+    the engines do not run dry; at S = 1 there is space for one step's groups, whatever it says.
     """
     result = deepcopy(dict(given))
     rollout = result.get("rollout")
@@ -71,7 +71,7 @@ def keeps_old_cache(recipe: Recipe) -> bool:
 
 
 def check_staleness(r: Recipe) -> Iterator[Problem]:
-    """Settings that cannot hold beside generation that goes on while the learner works."""
+    """Yield settings that contradict generation during learning."""
     limit, sampling = r.rollout.max_staleness, r.algorithm.dynamic_sampling
     yield from _interpolated(r)
     if not limit:
@@ -130,12 +130,12 @@ def _interpolated(r: Recipe) -> Iterator[Problem]:
 
 
 def staleness_warnings(r: Recipe) -> Iterator[str]:
-    """What a recipe with generation beside learning should know."""
+    """Yield advice on a recipe that generates during learning."""
     limit, sampling = r.rollout.max_staleness, r.algorithm.dynamic_sampling
     if limit == 1 and sampling.mode == "filter":
         yield (
             "rollout.max_staleness = 1 waits in every step for every group that was begun: engines idle while the "
-            "last responses end. 2 is recommended; 0 carries over and waits for nobody"
+            "last responses end. 2 is recommended; 0 carries over and never waits"
         )
     size, epochs = r.learner.minibatch_prompts, r.learner.epochs_per_rollout
     several = {

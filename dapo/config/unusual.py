@@ -1,4 +1,4 @@
-"""What a recipe may say, but rarely means: warnings, shown when a run starts."""
+"""Unusual settings of a recipe: warnings, shown when a run starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
 
     Args:
         recipe: the recipe.
-        changed: paths of the settings that differ from the preset and that somebody chose; those that nothing reads
+        changed: paths of the settings that differ from the preset by choice; those that nothing reads
             are named.
     """
     if recipe.run.stage == "sft":
@@ -189,7 +189,7 @@ def _sizes(r: Recipe) -> Iterator[str]:
 
 
 def _warmup(r: Recipe, changed: Collection[str]) -> Iterator[str]:
-    """Of a warm-up that somebody chose: a run that is only cut short to be tried is not worth a word."""
+    """Warn of a chosen warm-up; a run that was only cut short for a trial gets no warning."""
     total = schedule_steps(r)
     if "learner.warmup" in changed and r.learner.warmup >= total > 0:
         reached = r.learner.learning_rate * total / r.learner.warmup
@@ -207,13 +207,13 @@ def _run(r: Recipe) -> Iterator[str]:
 
 
 def _unread(r: Recipe, changed: Collection[str]) -> Iterator[str]:
-    """Settings that differ from the preset, and that nothing reads because of another setting."""
+    """Yield settings that differ from the preset and have no effect because of another setting."""
     for path, reason in unread(r, changed):
         yield f"{path} is set, and nothing reads it: {reason}"
 
 
 def unread(r: Recipe, changed: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Those of the paths that nothing reads, each once, with the first reason."""
+    """Yield the paths that have no effect, each once, with the first reason."""
     told = set[str]()
     for reason, idle, paths in _readers(r):
         for path in changed if idle else ():
@@ -252,7 +252,7 @@ _ONE_ENGINE = "there is one engine, in the trainer's process"
 
 
 def _cluster_readers(r: Recipe) -> Readers:
-    """Of processes beside the trainer's: engines of a pool, ranks, a learner beside which engines work."""
+    """Return readers of settings for other processes: engines of a pool, ranks, a learner that overlaps them."""
     on_ray = r.launch.backend == "ray"
     ray_alone = _below("cluster", "address nodes gpus_per_node colocate cpus_per_host")
     yield f"launch.backend is {r.launch.backend}", not on_ray, ray_alone

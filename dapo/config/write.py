@@ -67,7 +67,7 @@ def to_yaml(value: Any) -> str:
 
 
 def without_secrets(text: str, given: Any) -> str:
-    """The text of a recipe file as it stood there, comments included, with a word in place of each secret."""
+    """Return the text of a recipe file as it was, comments included, with a word in place of each secret."""
     secrets = dict(secrets_of(given))
     if secrets:
         spans = [span for path, *span in _scalars(YAML(typ="safe", pure=True).compose(text), "") if path in secrets]

@@ -60,7 +60,8 @@ def check_variables(data: Data, tokenizer: Any) -> None:
 
 
 def _check_date(words: set[str]) -> None:
-    """A template that writes the day's date makes other prompts each day: a resume would be refused tomorrow.
+    """Refuse a template that writes the day's date: its prompts change each day, and a resume would be refused
+    tomorrow.
 
     Raises:
         DataError: it takes a date instead.
@@ -77,7 +78,7 @@ def _check_date(words: set[str]) -> None:
 
 
 def _template_text(data: Data, tokenizer: Any) -> str | None:
-    """The template; of a tokenizer with several by name, all of them. None: it is no text."""
+    """Return the template; of a tokenizer with several by name, all of them. None: it is no text."""
     template = data.chat_template or getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         return "\n".join(map(str, template.values()))
@@ -85,7 +86,7 @@ def _template_text(data: Data, tokenizer: Any) -> str | None:
 
 
 def render_chat(problem: RawProblem, text: str, data: Data, tokenizer: Any, *, ask: bool = True) -> str:
-    """The conversation as the chat template writes it, up to where the response begins.
+    """Return the conversation as the chat template writes it, up to where the response begins.
 
     Args:
         problem: with its messages, where it has some.
@@ -185,7 +186,7 @@ def _without_blanks(text: str) -> str:
 
 
 def _without_system(roles: list[str], data: Data) -> str:
-    """The next move where a template takes no system message."""
+    """Return the next move if a template takes no system message."""
     if not any(role in SYSTEM for role in roles):
         return ""
     if data.system_prompt is not None:
@@ -194,7 +195,7 @@ def _without_system(roles: list[str], data: Data) -> str:
 
 
 def _messages(problem: RawProblem, text: str, data: Data) -> list[Message]:
-    """The conversation: the recipe's system message, examples, and the record's own turns.
+    """Return the conversation: the recipe's system message, examples, and the record's own turns.
 
     Raises:
         DataError: the recipe and the record both have a system message.
@@ -218,12 +219,12 @@ def _messages(problem: RawProblem, text: str, data: Data) -> list[Message]:
 
 
 def with_instruction(text: str, data: Data) -> str:
-    """What the user says: the problem, and the instruction behind it."""
+    """Return the user's message: the problem, then the instruction."""
     return f"{text}\n\n{data.instruction}" if data.instruction else text
 
 
 def _tools(problem: RawProblem, data: Data) -> list[Any]:
-    """The schemas that the template gets.
+    """Return the schemas that the template gets.
 
     Raises:
         DataError: the record's column is not there, or holds no list of schemas.

@@ -56,7 +56,7 @@ class Demonstration:
 
 @dataclass(slots=True)
 class DemonstrationReport:
-    """What became of one source."""
+    """Counts of one source's records."""
 
     name: str
     read: int = 0
@@ -85,7 +85,7 @@ class Demonstrations:
 
 
 def prepare_demonstrations(sft: Sft, data: Data, tokenizer: Any, stops: Sequence[int]) -> Demonstrations:
-    """Read, render and tokenise all that ``sft`` names. Examples that stand in a held-out set, of examples or of
+    """Read, render and tokenise all that ``sft`` names. Examples that are in a held-out set, of examples or of
     problems, are taken out of training.
 
     Args:
@@ -117,7 +117,7 @@ def prepare_demonstrations(sft: Sft, data: Data, tokenizer: Any, stops: Sequence
     known = {_content(one) for ones in found.validation.values() for one in ones}
     if shared := sum(_content(one) in known for one in found.train):
         found.train = [one for one in found.train if _content(one) not in known]
-        found.lines.append(f"overlap     {shared:,} training examples stand in validation too, and were taken out")
+        found.lines.append(f"overlap     {shared:,} training examples are in validation too, and were taken out")
     if not found.train:
         raise DataError("no example is left to train on:\n" + "\n".join(found.lines))
     return found
@@ -244,14 +244,15 @@ def _read(where: str, key: str, value: Any) -> list[Message]:
 
 
 def _as_message(item: Any) -> Any:
-    """A turn as ShareGPT has it (``from`` and ``value``) under the usual names."""
+    """Return a ShareGPT turn (``from`` and ``value``) under the usual names."""
     if not isinstance(item, dict) or "role" in item or not {"from", "value"} <= item.keys():
         return item
     return {"role": _SHAREGPT.get(item["from"], item["from"]), "content": item["value"]}
 
 
 def _conversation(where: str, messages: list[Message], given: int, sft: Sft, data: Data, tokenizer: Any) -> _Draft:
-    """The first ``given`` messages are the prompt's; of the others the assistant's carry loss.
+    """Return the draft of a conversation. The first ``given`` messages are the prompt's; of the others the assistant's
+    carry loss.
 
     Raises:
         DataError: there is no chat template, no turn to learn, or a template that writes turns otherwise once others

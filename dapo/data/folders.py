@@ -25,7 +25,7 @@ _NAMED = 8  # files that an error names
 
 
 def files_of(path: str, split: str, kinds: Collection[str]) -> list[Path]:
-    """The files behind a path, in the order of their names.
+    """Return the files of a path, in the order of their names.
 
     Args:
         path: a file, a folder or a pattern with ``*``, ``?``, ``[...]`` or ``**``.
@@ -61,7 +61,7 @@ def _of_known_kind(file: Path, kinds: Collection[str]) -> Path:
 
 
 def _neighbours(file: Path, kinds: Collection[str]) -> str:
-    """What does exist next to a missing file, as the tail of an error message."""
+    """Return what exists next to a missing file, as the tail of an error message."""
     if glob.has_magic(str(file.parent)):
         return f"; relative paths start at {Path.cwd()}"
     if not file.parent.is_dir():
@@ -86,7 +86,7 @@ def _folder(folder: Path, split: str, kinds: Collection[str]) -> list[Path]:
 
 
 def _saved(folder: Path) -> list[Path]:
-    """The files of a data set that ``save_to_disk`` wrote."""
+    """Return the files of a data set that ``save_to_disk`` wrote."""
     state = folder / "state.json"
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in _json_field(state, "_data_files")]
     if not names or not all(isinstance(name, str) for name in names):
@@ -109,7 +109,7 @@ def _json_field(file: Path, key: str) -> list[object]:
 
 
 def _below(folder: Path, kinds: Collection[str]) -> list[PurePath]:
-    """Data files in a folder and those below it, relative to it; hidden ones and descriptions left out."""
+    """Return data files in a folder and those below it, relative to it; hidden ones and descriptions left out."""
     found: list[PurePath] = []
     looked_at = 0
     for place, folders, names in os.walk(folder, followlinks=True):
@@ -127,13 +127,13 @@ def _below(folder: Path, kinds: Collection[str]) -> list[PurePath]:
 
 
 def _words(split: str) -> tuple[str, ...]:
-    """A split's name, then others for it."""
+    """Return a split's name, then others for it."""
     same = next((names for names in _SAME if split in names), ())
     return (split, *(name for name in same if name != split))
 
 
 def _splits_in(name: str, others: Collection[str]) -> set[str]:
-    """The splits that a file's or folder's name speaks of, each by its usual name."""
+    """Return the splits that a file's or folder's name mentions, each by its usual name."""
     groups = [*_SAME, *((other,) for other in others if not any(other in names for names in _SAME))]
     return {
         names[0]

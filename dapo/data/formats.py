@@ -27,7 +27,7 @@ class RawProblem:
 
     @property
     def words(self) -> str:
-        """What makes two problems one: the text, or all that was said in a conversation before the response."""
+        """Text that identifies a problem: its own, or all of a conversation before the response."""
         spoken = without_system(self.messages)
         return dialogue(spoken) if len(spoken) > 1 else self.problem
 
@@ -45,7 +45,7 @@ class Format:
 
 
 def gsm8k_answer(value: Any) -> str:
-    """The result behind the last ``####`` of a worked solution, without thousands commas."""
+    """Return the result after the final ``####`` of a worked solution, without thousands commas."""
     _, mark, result = plain_text(value).rpartition("####")
     if not mark:
         raise ValueError("a GSM8K answer ends with '#### result', and this one has no '####'")
@@ -53,7 +53,7 @@ def gsm8k_answer(value: Any) -> str:
 
 
 def whole_number_answer(value: Any) -> str:
-    r"""An answer without a degree sign or a trailing ``.0``: ``336^\circ`` is 336, ``27.0`` is 27."""
+    r"""Return an answer without a degree sign or a trailing ``.0``: ``336^\circ`` is 336, ``27.0`` is 27."""
     text = re.sub(r"\s*(\^\s*\{?\s*\\circ\s*\}?|°)\s*$", "", plain_text(value).strip("$ "))
     return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
@@ -72,7 +72,7 @@ _PLAIN = Format(("problem", "question", "prompt", "messages"), ("answer", "targe
 
 
 def detect(record: Record) -> str:
-    """The name of the format a record is in, from its fields.
+    """Return the name of the format a record is in, from its fields.
 
     Raises:
         DataError: no layout fits.
@@ -147,7 +147,7 @@ def _choose(record: Record, name: str, fields: Mapping[str, str], where: str) ->
 
 
 def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapping[str, str]) -> RawProblem | None:
-    """The problem of a record; None when it should have an answer and that is null or empty."""
+    """Return the problem of a record; None when it should have an answer and that is null or empty."""
     problem_field, raw_problem = lookup(record, layout.problem, where, name)
     used = {problem_field}
     with _named(where, problem_field):
@@ -178,7 +178,7 @@ def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapp
 
 @contextmanager
 def _named(where: str, field: str) -> Iterator[None]:
-    """What is wrong with a value, told with its place."""
+    """Name the place of a wrong value in its error."""
     try:
         yield
     except ValueError as error:
@@ -200,7 +200,7 @@ def _extra(record: Record, fields: Mapping[str, str], used: set[str], where: str
 
 
 def lookup(record: Record, paths: tuple[str, ...], where: str, name: str) -> tuple[str, Any]:
-    """The first of ``paths`` that the record holds, and its value. The value may be null."""
+    """Return the first of ``paths`` that the record holds, and its value. The value may be null."""
     for path in paths:
         if path in record:
             return path, record[path]

@@ -29,7 +29,7 @@ _MANY = 0.2  # of a source's problems: if more are not used, the user should loo
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """One problem that stands in a set with several answers."""
+    """One problem that a set holds with several answers."""
 
     problem: str
     answers: tuple[str, ...]
@@ -38,7 +38,7 @@ class Conflict:
 
 @dataclass(slots=True)
 class SourceReport:
-    """What became of one source."""
+    """Counts of one source's problems."""
 
     name: str
     read: int = 0  # problems in the source
@@ -64,9 +64,9 @@ class SourceReport:
         if self.repeats:
             parts.append(f"{self.repeats:,} repeats {'dropped' if self.repeats_dropped else 'kept (procedural)'}")
         if self.in_validation:
-            parts.append(f"{self.in_validation:,} taken out because they stand in validation")
+            parts.append(f"{self.in_validation:,} taken out because they are in validation")
         if self.in_few_shot:
-            parts.append(f"{self.in_few_shot:,} taken out because they stand in data.few_shot")
+            parts.append(f"{self.in_few_shot:,} taken out because they are in data.few_shot")
         if self.overlong:
             parts.append(f"{self.overlong:,} over-long prompts dropped")
         return "; ".join(parts)
@@ -84,7 +84,7 @@ class SourceReport:
 
 @dataclass(slots=True)
 class SharedProblems:
-    """What a validation set shared with the training data, which was taken out of the latter."""
+    """Problems that a validation set shared with the training data, taken out of training."""
 
     problems: int = 0  # of the validation set
     records: int = 0  # of the training data: another wording, or another answer, of one of these problems counts again
@@ -92,7 +92,7 @@ class SharedProblems:
 
 @dataclass(slots=True)
 class DataReport:
-    """What became of all data."""
+    """Counts of all data."""
 
     train: list[SourceReport] = field(default_factory=list)
     validation: list[SourceReport] = field(default_factory=list)
@@ -147,7 +147,7 @@ def load_problems(source: DataSource) -> list[RawProblem]:
 
 
 def _load(source: DataSource) -> tuple[list[RawProblem], list[str]]:
-    """The problems of a source, and where the records stand that have no answer."""
+    """Return the problems of a source, and the places of records that have no answer."""
     if (source.path is None) == (source.task is None):
         raise DataError(f"a data source needs either `path` or `task`, found {source.path!r} and {source.task!r}")
     problems: Iterable[RawProblem]
@@ -165,7 +165,7 @@ def _load(source: DataSource) -> tuple[list[RawProblem], list[str]]:
 
 
 def overlap_key(problem: str) -> str:
-    """What two texts must share to be one problem: letters and digits only, lower case.
+    """Return what two texts must share to be one problem: letters and digits only, lower case.
 
     A text with few letters ("4 +7 -8 =") differs from its neighbours by the other signs, so it is compared as it is.
     """
@@ -175,7 +175,7 @@ def overlap_key(problem: str) -> str:
 
 
 def find_conflicts(problems: Iterable[RawProblem]) -> list[Conflict]:
-    """Problems that stand in a set with more than one answer, in order of their first appearance."""
+    """Return problems that a set holds with more than one answer, in order of their first appearance."""
     answers: dict[str, dict[str, RawProblem]] = {}
     for problem in problems:
         answers.setdefault(content_id(problem.words), {}).setdefault(problem.answer, problem)
@@ -191,7 +191,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
 
     Repeats (same text and answer) in files are dropped, so that an epoch is one pass over distinct problems; a
     procedural task keeps them, because they belong to its distribution. A problem with several answers is kept with
-    each of them and reported. Training problems that stand in a validation set are taken out of training.
+    each of them and reported. Training problems that are in a validation set are taken out of training.
 
     Args:
         data: the recipe's section.
@@ -247,7 +247,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
 def _not_held_out(
     problems: Iterable[RawProblem], held_out: Mapping[str, str], overlap: Mapping[str, SharedProblems], met: set[str]
 ) -> list[RawProblem]:
-    """What may train; the rest is counted.
+    """Return the problems that may train; count the rest.
 
     Args:
         problems: of a training source.
@@ -282,7 +282,7 @@ def _of_level(problem: RawProblem, level: int | None) -> RawProblem:
 
 
 def _identity(problem: RawProblem) -> tuple[str, ...]:
-    """What makes a problem a repeat. Without an answer the task may be in ``extra``, so that counts too."""
+    """Return what makes a problem a repeat. Without an answer the task may be in ``extra``, so that counts too."""
     system = [message["content"] for message in problem.messages if message["role"] in SYSTEM]
     key = (content_id(problem.words), problem.answer, *system)
     return key if problem.answer else (*key, repr(sorted(problem.extra.items())))

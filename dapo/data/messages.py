@@ -13,7 +13,7 @@ LAST = "user"  # who speaks last in a prompt: the response is the assistant's
 
 
 def read_messages(value: Any) -> list[Message] | None:
-    """The messages of a field; None where it holds something else (such as the problem's text).
+    """Return the messages of a field; None if it holds something else (such as the problem's text).
 
     A text that is a JSON list of messages counts as that list: CSV files and some Parquet columns hold it so.
 
@@ -33,7 +33,7 @@ def read_messages(value: Any) -> list[Message] | None:
 
 
 def message_list(value: Any) -> list[Message] | None:
-    """As ``read_messages``, whoever speaks last.
+    """Return the messages as ``read_messages`` does, whichever role comes last.
 
     Raises:
         ValueError: a list of something else than messages.
@@ -88,10 +88,10 @@ def _content(number: int, message: Mapping[str, Any]) -> str:
 
 
 def without_system(messages: Iterable[Message]) -> list[Message]:
-    """What was said: the messages without instructions to the model."""
+    """Return the messages without instructions to the model."""
     return [message for message in messages if message["role"] not in SYSTEM]
 
 
 def dialogue(messages: Iterable[Message]) -> str:
-    """A conversation as one text."""
+    """Return a conversation as one text."""
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)

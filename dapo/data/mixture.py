@@ -18,7 +18,7 @@ LEVEL = "level"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one source brings into a mixture."""
+    """Share of one source in a mixture."""
 
     name: str
     weight: float
@@ -79,7 +79,7 @@ class MixtureStream:
         return tuple(source.part.name for source in self._sources)
 
     def take(self, n: int) -> list[Prompt]:
-        """The next ``n`` prompts."""
+        """Return the next ``n`` prompts."""
         taken: list[Prompt] = []
         for _ in range(n):
             made = sum(source.taken for source in self._sources) + 1
@@ -89,7 +89,7 @@ class MixtureStream:
         return taken
 
     def judged(self, prompt: Prompt, accuracy: float) -> None:
-        """A group of ``prompt`` was judged with this mean accuracy; its source's level may follow."""
+        """Take note of the mean accuracy of a judged group of ``prompt``; its source's level may follow."""
         rule = self._curriculum
         for source in self._sources:
             if source.part.name != prompt.source or prompt.extra.get(LEVEL, 1) != source.level + 1:
@@ -109,11 +109,11 @@ class MixtureStream:
                 source.recent.popleft()
 
     def levels(self) -> dict[str, int]:
-        """The present level of each source that has some, from 1."""
+        """Return the present level of each source that has some, from 1."""
         return {source.part.name: source.level + 1 for source in self._sources if len(source.streams_L) > 1}
 
     def state(self) -> dict[str, Any]:
-        """The position in every source, and what it is a position in."""
+        """Return the position in every source, with the identity of the data."""
         return {
             "count": self._size,
             "fingerprint": self._fingerprint,

@@ -81,7 +81,7 @@ def _read_jsonl(file: Path) -> Iterator[Located]:
 
 
 def _not_json(error: Exception) -> str:
-    """What is wrong with a JSON text. The library refuses numbers of thousands of digits with another error."""
+    """Return the fault of a JSON text. The library refuses numbers of thousands of digits with another error."""
     if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
         return "a number with more than 4,300 digits; write it as text, in quotes"
     return (
@@ -118,7 +118,7 @@ def _read_csv(file: Path) -> Iterator[Located]:
                 if len(row) not in (0, len(names)):
                     raise DataError(
                         f"{where}: {len(row)} values where the header names {len(names)} columns; found "
-                        f"{_quote(delimiter.join(row))}; a value that holds {delimiter!r} stands in double quotes"
+                        f"{_quote(delimiter.join(row))}; a value that holds {delimiter!r} is in double quotes"
                     )
                 if row:
                     yield where, dict(zip(names, row, strict=True))

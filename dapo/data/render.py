@@ -58,7 +58,7 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
 
 
 def render(problem: RawProblem, data: Data, style: str, tokenizer: Any, *, ask: bool = True) -> str:
-    """The text of one prompt, the beginning of the response included; ``ask``: see ``make_prompts``.
+    """Return the text of one prompt, the beginning of the response included; ``ask``: see ``make_prompts``.
 
     Raises:
         DataError: the chat template refuses the messages (some accept no system message), or the problem is a
@@ -154,7 +154,7 @@ def make_prompts(
 
 
 def seen_lines(prompt: Prompt, tokenizer: Any) -> list[str]:
-    """What the model sees of a prompt, token by token as it gets it, and what a person reads later."""
+    """Return what the model sees of a prompt, token by token, and what a person reads later."""
     text = str(tokenizer.decode(prompt.token_ids.tolist(), skip_special_tokens=False))
     shown = repr(text)
     if len(text) > _HEAD + _TAIL:

@@ -59,7 +59,7 @@ def make_problem(
 
 
 def careful_solution(problem: SignedSum) -> str:
-    """The right working: ``+7 =11 -8 =3 +3 =6``."""
+    """Return the right working: ``+7 =11 -8 =3 +3 =6``."""
     return " ".join(_chain(problem, rng=None, misread_probability=0.0))
 
 
@@ -72,7 +72,7 @@ def sloppy_solution(
     restart_probability: float = 0.8,
     max_words: int = 80,
 ) -> str:
-    """A demonstration by a student who reads a minus as a plus, and sometimes starts over again and again.
+    """Return a demonstration by a student who reads a minus as a plus, and sometimes starts over again and again.
 
     Args:
         problem: what is solved.

@@ -64,7 +64,7 @@ class EpochStream:
         return len(self._prompts)
 
     def take(self, n: int) -> list[Prompt]:
-        """The next ``n`` prompts, across epochs; fewer only when the last epoch has ended."""
+        """Return the next ``n`` prompts, across epochs; fewer only when the last epoch has ended."""
         taken: list[Prompt] = []
         while len(taken) < n and (self._epochs is None or self._epoch < self._epochs):
             stop = min(self._position + n - len(taken), len(self._prompts))
@@ -77,7 +77,7 @@ class EpochStream:
         return taken
 
     def state(self) -> dict[str, Any]:
-        """The position, and what it is a position in."""
+        """Return the position, with the identity of the data."""
         return {
             "epoch": self._epoch,
             "position": self._position,

@@ -14,7 +14,7 @@ _NOTHING = re.compile(r"[+-]?(nan|inf|infinity)|null|none|n/a|<na>|nat", re.IGNO
 
 
 def plain_text(value: Any) -> str:
-    """A field as text. Whole floats lose their ``.0``: sets that store 27.0 mean 27.
+    """Return a field as text. Whole floats lose their ``.0``: sets that store 27.0 mean 27.
 
     Raises:
         ValueError: neither text nor a finite number.
@@ -38,7 +38,7 @@ def is_missing(value: Any) -> bool:
 
 
 def reads_as_nothing(answer: str) -> bool:
-    """A gold answer such as ``nan``: most often a missing value that was printed on the way."""
+    """Return whether a gold answer such as ``nan`` is most often a missing value that was printed on the way."""
     return _NOTHING.fullmatch(answer) is not None
 
 
@@ -61,7 +61,7 @@ def check_text(text: str) -> None:
 
 
 def as_json(value: Any, depth: int = 0) -> Any:
-    """A column as plain JSON types; dates as ISO text, anything else as Python prints it.
+    """Return a column as plain JSON types; dates as ISO text, anything else as Python prints it.
 
     Raises:
         ValueError: text that is no Unicode text, or objects too deep within each other.

@@ -254,7 +254,7 @@ class Episode:
         said = None if reply is None else checked(reply, self.form.abilities.role)
         if said is not None and (said.done or said.reward or said.facts):
             raise WrongReply("done, reward or facts before the model spoke")
-        return None if said is None or not any(each["content"] for each in said.messages) else said
+        return None if said is None or not _says_something(said) else said
 
     async def restore(self, state: str, answered: int) -> None:
         """Make the environment as it was after ``answered`` turns."""
@@ -272,9 +272,11 @@ class Episode:
         if self.environment is None:
             return Said(done=True)
         ids = np.asarray(spoken.token_ids, dtype=np.int64)
-        turn = ModelTurn(spoken.number, spoken.text, calls, problem, ids, spoken.tokens_left, spoken.turns_left)
+        turn = ModelTurn(
+            spoken.number, spoken.text, calls, problem, ids, spoken.tokens_left, spoken.turns_left, spoken.cut
+        )
         reply = checked(await self._call(self.environment.step, turn), self.form.abilities.role)
-        if not reply.done and not any(message["content"] for message in reply.messages):
+        if not reply.done and not _says_something(reply):
             raise WrongReply("an empty reply that does not end the episode; say something, or set done=True")
         return reply
 
@@ -332,6 +334,10 @@ class Episode:
         return Said(tuple(messages), calls=tuple(call.name[:64] for call in calls), tool_errors=failed)
 
 
+def _says_something(said: Said) -> bool:
+    return said.conversation is not None or any(message["content"] for message in said.messages)
+
+
 def checked(reply: Any, role: str) -> Said:
     """Read what an environment returned.
 
@@ -363,6 +369,7 @@ def checked(reply: Any, role: str) -> Said:
         numbers(reply.scores, "scores"),
         numbers(reply.facts, "facts"),
         cut=cut,
+        conversation=reply.conversation,
     )
 
 

@@ -34,6 +34,7 @@ class SaidMessage(_Message):
     tool_errors: int
     cut: bool
     failure: _Text | None
+    conversation: dict[str, Any] | None = None
 
     def said(self) -> Said:
         """Return the reply as the driver uses it."""

@@ -14,22 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
-import select
-import subprocess
-import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.environments.messages import MAX_FRAME, Answered, Closed, FromWorker, Loading, Ready, Refused, read_messages
 from dapo.environments.worker import CLOSING, Ask, Drop, Load
 from dapo.errors import RecipeError
-from dapo.processes.guarded import GuardedProcess, end
-from dapo.rewards.output import OutputFile
-from dapo.rewards.wire import Inbox, WireError, frame
+from dapo.processes.guarded import GuardedProcess
+from dapo.rewards.guarded_workers import GuardedWorker, GuardedWorkers
+from dapo.rewards.wire import WireError
 from dapo.types.batch import Key, Metrics
 from dapo.types.environment import Abilities, Answer, Question
 
@@ -42,7 +37,6 @@ _OVERLAPPING = 64  # questions that an asynchronous environment has at once
 _START_LIMIT = 120.0  # seconds for a worker's imports
 _SLACK = 2.0  # seconds that a worker has to report a time-out of its own
 _TICK = 0.05  # seconds between looks at the clock while waiting
-_CHUNK = 1 << 16
 
 
 @dataclass(slots=True)
@@ -54,17 +48,12 @@ class _Pending:
     since: float = 0.0  # monotonic time at which it was sent, or the one before it was answered
 
 
-@dataclass(slots=True)
-class _Worker:
-    process: GuardedProcess
-    since: float
-    ready: bool = False
-    loading: str = "the interpreter"
-    queue: deque[_Pending] = field(default_factory=deque)
-    sent: dict[int, _Pending] = field(default_factory=dict)
-    held: dict[Key, int] = field(default_factory=dict)  # episodes -> turns that they answered
-    inbox: Inbox = field(default_factory=lambda: Inbox(MAX_FRAME))
-    outbox: bytearray = field(default_factory=bytearray)
+class _Worker(GuardedWorker):
+    def __init__(self, process: GuardedProcess) -> None:
+        super().__init__(process, MAX_FRAME)
+        self.queue: deque[_Pending] = deque()
+        self.sent: dict[int, _Pending] = {}
+        self.held: dict[Key, int] = {}  # episodes -> turns that they answered
 
 
 class EnvironmentPool:
@@ -90,9 +79,9 @@ class EnvironmentPool:
             memory_mib: memory limit of each process; None: none.
             output: file for what environments print; None: it is dropped.
         """
-        self._what, self._limit, self._memory_mib, self._path = what, workers, memory_mib, output
-        self._output: OutputFile | None = None
-        self._workers: list[_Worker] = []
+        self._what, self._limit = what, workers
+        self._processes = GuardedWorkers(WORKER, _Worker, output=output, memory_mib=memory_mib, patience=CLOSING)
+        self._workers = self._processes.living
         self._home: dict[Key, _Worker] = {}
         self._waiting: dict[Key, int] = {}  # questions that were asked and not answered, by their numbers
         self._done: list[Answer] = []
@@ -110,7 +99,7 @@ class EnvironmentPool:
         """
         while not self._loaded:
             if not self._workers:
-                self._start_worker()
+                self._processes.start(self._what)
             self._step(_TICK)
         return self.abilities
 
@@ -154,13 +143,9 @@ class EnvironmentPool:
 
     def close(self) -> None:
         """End all workers."""
-        end([worker.process for worker in self._workers], CLOSING)
-        self._workers.clear()
+        self._processes.close()
         self._home.clear()
         self._waiting.clear()
-        if self._output is not None:
-            self._output.close()
-            self._output = None
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -184,7 +169,7 @@ class EnvironmentPool:
         if worker is None:
             idle = [one for one in self._workers if not one.queue and not one.sent]
             if not idle and len(self._workers) < self._limit:
-                self._start_worker()
+                self._processes.start(self._what)
             worker = min(self._workers, key=lambda one: len(one.queue) + len(one.sent) + len(one.held) / 1e6)
             self._home[key] = worker
         worker.queue.append(pending)
@@ -200,13 +185,13 @@ class EnvironmentPool:
                 pending.since = time.monotonic()
                 worker.sent[pending.number] = pending
                 if question is None:
-                    self._send(worker, [Drop(pending.number, key)])
+                    worker.send([Drop(pending.number, key)])
                     continue
                 fresh = worker.held.get(key) != len(question.past)
                 if fresh and question.past and question.state is None:
                     self.replayed += len(question.past)
                 worker.held[key] = len(question.past) + (question.turn is not None)
-                self._send(worker, [Ask(pending.number, question, fresh)])
+                worker.send([Ask(pending.number, question, fresh)])
 
     def _allowed(self, pending: _Pending) -> float:
         """Return the seconds that a question may take: those of each call that it may need."""
@@ -216,55 +201,21 @@ class EnvironmentPool:
 
     def _step(self, seconds: float) -> None:
         """Take in what workers sent, wait up to ``seconds`` for it, replace those that are stuck or gone."""
-        poller = select.poll()
-        for worker in self._workers:
-            poller.register(worker.process.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
-        moved = {number for number, _ in poller.poll(seconds * 1000)} if self._workers else set()
-        for worker in list(self._workers):
-            ended = worker.process.ended
-            try:
-                alive = not ended and worker.process.connection.fileno() not in moved
-                alive = alive or (self._exchange(worker) and not ended)
-            except WireError as error:
-                self._lose(worker, f"crash: something that is no answer came from the worker ({error})")
-                continue
+        for worker, why in self._processes.exchange(seconds, self._read):
             now = time.monotonic()
-            if worker not in self._workers:
-                continue
             late = [one for one in worker.sent.values() if now - one.since > self._allowed(one)]
-            if not alive:
-                self._lose(worker, "crash: the process ended")
+            if why is not None:
+                self._lose(worker, why)
             elif late:
                 self._lose(worker, f"timeout: no answer within {self._what.timeout:g} s", late[0])
             elif not worker.ready and now - worker.since > _START_LIMIT:
-                self._lose(worker, f"not loaded within {_START_LIMIT:g} s: {worker.loading}")
+                self._lose(worker, f"not loaded within {_START_LIMIT:g} s: {worker.loading or 'the interpreter'}")
         self._send_some()
 
-    def _exchange(self, worker: _Worker) -> bool:
-        """Send and read what can be without waiting; False when the connection has ended."""
-        try:
-            if worker.outbox:
-                del worker.outbox[: worker.process.connection.send(worker.outbox)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            return False
-        while True:
-            try:
-                data = worker.process.connection.recv(_CHUNK)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            worker.inbox.feed(data)
-            for message in chain.from_iterable(map(read_messages, worker.inbox.frames())):
+    def _read(self, worker: _Worker, body: bytes) -> None:
+        for message in read_messages(body):
+            if worker in self._workers:
                 self._take(worker, message)
-                if worker not in self._workers:
-                    return True
-            if len(data) < _CHUNK:
-                return True
 
     def _take(self, worker: _Worker, message: FromWorker) -> None:
         match message:
@@ -327,16 +278,14 @@ class EnvironmentPool:
 
     def _lose(self, worker: _Worker, reason: str, late: _Pending | None = None) -> None:
         """Kill a worker. ``late``: the question that took too long; others are asked again elsewhere."""
-        end([worker.process], CLOSING)
-        self._workers.remove(worker)
+        self._processes.end(worker)
         self.restarts += 1
         self._home = {key: home for key, home in self._home.items() if home is not worker}
         if not worker.ready:
             self._failed_starts += 1
             if not self._loaded or self._failed_starts >= 3:
-                where = f"; see {self._path}" if self._path else ""
                 self.close()
-                raise RecipeError(f"a worker for environments does not start: {reason}{where}")
+                raise RecipeError(f"a worker for environments does not start: {reason}{self._processes.seen_in}")
         if late is not None:
             del worker.sent[late.number]
             if late.question is not None:
@@ -352,22 +301,3 @@ class EnvironmentPool:
             pending.tries += at_work and late is None
             if self._waiting.get(pending.key) == pending.number:
                 self._place(pending)
-
-    def _send(self, worker: _Worker, items: object) -> None:
-        worker.outbox += frame(pickle.dumps(items, protocol=pickle.HIGHEST_PROTOCOL))
-        with contextlib.suppress(OSError):  # it does not read just now, or it ended: found in the next step
-            del worker.outbox[: worker.process.connection.send(worker.outbox)]
-
-    def _start_worker(self) -> None:
-        if self._path is not None and self._output is None:
-            self._output = OutputFile(self._path)
-        process = GuardedProcess(
-            lambda end: [sys.executable, "-P", "-c", WORKER, str(end)],
-            subprocess.DEVNULL if self._output is None else self._output.descriptor,
-            {"OMP_NUM_THREADS": "1"},
-            self._memory_mib,
-        )
-        process.connection.setblocking(False)
-        worker = _Worker(process, time.monotonic())
-        self._workers.append(worker)
-        self._send(worker, self._what)

@@ -52,6 +52,7 @@ class Load:
     name: str | None = None  # of an environment of ``verifiers``
     data: str | None = None  # folder for that environment's data sets
     read: tuple[str, ...] = ()  # names of rewards that read the environment's scores
+    agent: str | bytes | tuple[str, ...] | None = None  # a hook, or the words of a command; ``kind`` is None then
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,12 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
         say(f"environment.id: {what.name}")
         environment = load_verified(str(what.name), what.args, what.data)
         return verified_form(environment, what.read, reader)
+    if what.agent is not None:
+        from dapo.environments.agent import agent_form
+
+        run = what.agent if isinstance(what.agent, tuple) else loaded(what.agent, "environment.run")
+        name = what.agent if isinstance(what.agent, str) else "it"
+        return agent_form(run, what.args, reader, loaded=name)
     found = None if what.kind is None else loaded(what.kind, "environment.kind")
     tools = [loaded(tool, "environment.tools") for tool in what.tools]
     form = form_of(found, what.args, tools, reader, max_turns=what.max_turns)

@@ -179,7 +179,7 @@ def _without_defaults(r: Reading) -> None:
 
 
 def _without_idle_lines(r: Reading) -> str:
-    """Take out the lines that nothing would read, such as an eps beside a scale of none.
+    """Take out the lines that have no effect, such as an eps next to a scale of none.
 
     Returns:
         What is wrong with the recipe apart from models and data, which may be elsewhere; empty: nothing.

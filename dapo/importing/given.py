@@ -1,4 +1,4 @@
-"""What a source says: its settings with their places, and what could not be read out of it."""
+"""Contents of a source: its settings with their places, and the parts that could not be read."""
 
 from __future__ import annotations
 

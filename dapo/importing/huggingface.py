@@ -22,7 +22,7 @@ _MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What one of the two takes where nothing is said.
+    """Values that one of the two takes by default.
 
     TRL: `trainer/grpo_config.py` of 1.16.0; ms-swift: `arguments/rlhf_args.py`, `tuner_args.py`,
     `trainers/arguments.py` and `rlhf_trainers/args_mixin.py` of 4.6.0; sizes and epochs

@@ -238,7 +238,7 @@ def trackers(r: Reading, found: SourceValue | None, project: SourceValue | None 
 
     Args:
         r: what is read.
-        found: the setting, where it stands in the source.
+        found: the setting, with its place in the source.
         project: of W&B.
         otherwise: the trainer's project where none is given.
     """

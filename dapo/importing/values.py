@@ -25,7 +25,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class NotConstant(Exception):
-    """What is there is known only when it runs."""
+    """The value is known only when it runs."""
 
 
 def from_text(text: str) -> Any:

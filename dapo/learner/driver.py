@@ -6,22 +6,19 @@ hands out the engines' turns while they compute. Either way the worker does the 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dapo.errors import EngineError
 from dapo.learner.hosts import PendingSave, Workers, all_files
 from dapo.learner.plan import Pass, check_in_step, efficiency, plan_passes, plan_step
-from dapo.learner.publisher import Publisher, Receivers
 from dapo.metrics.stats import Stats, merge
 from dapo.models.checksum import together
-from dapo.models.weights import WeightFolder
 from dapo.types.batch import FloatArray, HasTokens, Learned, LearnStep, Of, SavedFile, Ticket
 from dapo.types.protocols import Handle, ProcessState
+from dapo.weights.exchange import WeightExchange
 
 T = TypeVar("T")
 
@@ -31,33 +28,30 @@ class LearnerDriver:
 
     Args:
         workers: that do the work.
-        weights: the folder through which weights are published; None: engines of this process read the very tensors.
+        exchange: through which weights are published; None: engines of this process read the very tensors.
         asynchronous: write checkpoints while training goes on.
-        receivers: the engines, and the route to them; None: through the folder, if there is one.
         rendezvous: where the workers find each other; closed after them.
 
     Attributes:
         workers: as given.
         notes: what a person should know of the workers' model, each once.
-        publisher: of its weights, also for engines that come late.
+        exchange: as given.
     """
 
     def __init__(
         self,
         workers: Workers,
-        weights: Path | None = None,
+        exchange: WeightExchange | None = None,
         *,
         asynchronous: bool = False,
-        receivers: Receivers | None = None,
         rendezvous: ExitStack | None = None,
     ) -> None:
         self.workers, self._asynchronous = workers, asynchronous
         self._rendezvous = rendezvous or ExitStack()
-        self._folder = None if weights is None else WeightFolder(weights)
-        self._receivers = receivers or Receivers()
         self._facts = workers.facts[0]
         self._sharing = self._facts.context_parallel  # workers that get the same rows
-        self.publisher = Publisher(workers, self._facts.names, self._lay_out, self._receivers)
+        self.exchange = exchange or WeightExchange()
+        self.exchange.open(workers, self._facts.names)
         self.notes = tuple(dict.fromkeys(note for facts in workers.facts for note in facts.notes))
 
     def learn(self, step: LearnStep) -> Handle[Learned]:
@@ -69,7 +63,7 @@ class LearnerDriver:
             LearnerError: by ``result``: too many gradients in a row were not finite.
             LearnerLost: by ``result``: a worker was lost, failed or gave no sign.
         """
-        self.publisher.moved()
+        self.exchange.moved()
         plans = plan_step(
             step,
             self._facts.microbatch_tokens,
@@ -116,27 +110,12 @@ class LearnerDriver:
         return [part for part in parts for _ in range(self._sharing)]
 
     def publish(self, version: int) -> Ticket:
-        """Hand out the present weights by the route to the receivers.
+        """Hand out the present weights by the route of the exchange.
 
         Raises:
-            EngineError: they cannot be written.
+            EngineError: they cannot be written or carried.
         """
-        return self.publisher.publish(version)
-
-    def _lay_out(self, version: int) -> Ticket:
-        """Leave the weights where they are, or have every worker write its slices; no worker waits for another."""
-        if self._folder is None:
-            (address,) = self.workers.ask("offer")
-            return Ticket(version, "shared", address, self._facts.names)
-        if not self._receivers.deletes:
-            self._folder.keep_newest()
-        folder = self._folder.new(version)
-        try:
-            self.workers.ask("publish", folder)
-        except EngineError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return Ticket(version, "folder", str(folder), self._facts.names)
+        return self.exchange.publish(version)
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Return those of the named weights, added up from the slices where they lie; see the protocol."""
@@ -168,8 +147,7 @@ class LearnerDriver:
             self.workers.close()
         finally:  # also where another Ctrl-C ends the waiting
             self._rendezvous.close()
-            if self._folder is not None:
-                self._folder.clear()
+            self.exchange.close()
 
 
 def _learned(planned: Stats, answers: Sequence[Any]) -> Learned:

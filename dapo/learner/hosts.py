@@ -51,7 +51,7 @@ class Workers(Protocol):
         """Ask each its own question and do not wait."""
 
     def collect(self, folder: str) -> tuple[Any, ...]:
-        """Take files that they wrote away from their machines; what a ``Shipment`` knows them by."""
+        """Take files that they wrote away from their machines; return the parts of a ``Shipment``."""
 
     def processes(self) -> list[ProcessState]:
         """Return the processes of their own as they are now, with their calls since this was asked last."""
@@ -170,7 +170,7 @@ class LearnerHosts:
         return found
 
     def collect(self, folder: str) -> tuple[Any, ...]:
-        """Take files that they wrote away from their machines; what a ``Shipment`` knows them by.
+        """Take files that they wrote away from their machines; return the parts of a ``Shipment``.
 
         Raises:
             LearnerLost: one of them is gone.

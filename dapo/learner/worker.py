@@ -39,19 +39,19 @@ from dapo.models.adapter import (
     published,
     relative,
 )
-from dapo.models.broadcast import HERE
 from dapo.models.checksum import checksum, once_each
 from dapo.models.context import join_unit
 from dapo.models.facts import facts_of
-from dapo.models.lending import lend
 from dapo.models.load import Inside, load_model, torch_dtype
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import give_back, reserved
 from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
-from dapo.models.weights import model_tensors, offer, write_part
-from dapo.types.batch import BroadcastGroup, FloatArray, HasTokens, Of, SavedFile, TokenTrace
+from dapo.models.weights import model_tensors
+from dapo.types.batch import FloatArray, HasTokens, Of, Route, SavedFile, TokenTrace
+from dapo.weights.route import Source
+from dapo.weights.routes import ROUTES
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
     from dapo.config import schema
@@ -80,8 +80,9 @@ class Worker:
         self.step, self.loaded, self.settings = step, step.loaded, step.settings
         sharding = step.sharding
         self.rank, self._shards = (0, 1) if sharding is None else (sharding.rank, sharding.shards)
-        # Slices are wider than what is published; a model that is whole is published as it is.
-        self._dtype = None if sharding is None else self.loaded.dtype
+        sharded = sharding is not None
+        loaded = step.loaded
+        self._source = Source(loaded.model, self._tensors, self.rank, self._shards, loaded.dtype, sharded)
         self._checkpoint = CheckpointPart(
             self.loaded,
             step.optimizer,
@@ -89,9 +90,7 @@ class Worker:
             rank=self.rank,
             shards=self._shards,
         )
-        self._address: str | None = None  # under which engines of this process find the model
         self._weights_moved = False  # since the last publish
-        self._lent: list[Tensor] = []  # memory that engines of this device may be reading
 
     def describe(self) -> WorkerFacts:
         return WorkerFacts(
@@ -121,7 +120,7 @@ class Worker:
             LearnerError: More than ``max_skipped_steps`` steps in a row had a gradient that is not finite.
         """
         _check_planned(step, self.rank)
-        self._lent = []
+        self._source.lent = []
         self.step.entropy_coefficient = step.entropy_coefficient
         olds = OldLogprobs(step, self._old_logprobs(step), shared=self.step.sharding is not None)
         stats: list[Stats] = []
@@ -161,46 +160,17 @@ class Worker:
         give_back()
         return found if self._speaks_of_rows else []
 
-    def offer(self) -> str:
-        """Return the address under which engines of this process find the very tensors."""
-        self._weights_moved = False
-        self._address = self._address or offer(self.loaded.model)
-        give_back()
-        return self._address
-
-    def publish(self, folder: Path) -> None:
-        """Write this worker's slices into ``folder``; the parts of all ranks are the model.
+    def send(self, route: Route, *args: Any) -> Any:
+        """Do this worker's part of a publish (``WeightRoute.part``), and return what the driver's part wants of it.
 
         Raises:
-            EngineError: they cannot be written.
+            EngineError: weights cannot be written.
+            LearnerError: they are not where the route finds them.
         """
         self._weights_moved = False
-        if self._speaks:
-            write_part(folder, self.rank, self._shards, self._tensors(), self._dtype)
+        answer = ROUTES[route].part(self._source, *args)
         give_back()
-
-    def send(self, group: BroadcastGroup) -> bool:
-        """Broadcast the weights to engines, from rank 0; whether all of them took part, as far as this worker knows."""
-        self._weights_moved = False
-        tensors = self._tensors()
-        sent = True
-        if self.rank == 0:
-            sent = HERE.send(group, tensors, self.loaded.dtype)
-        else:
-            HERE.attend(tensors, self.loaded.dtype)
-        give_back()
-        return sent
-
-    def lend(self) -> tuple[str, list[tuple[str, Any]]]:
-        """Return the device, and handles of the whole weights in its memory, which stay so until the next ``learn``.
-
-        Raises:
-            LearnerError: the worker computes on no CUDA device.
-        """
-        self._weights_moved = False
-        device, handles, self._lent = lend(self._tensors(), self.loaded.dtype)
-        give_back()
-        return device, handles
+        return answer
 
     def give_back(self) -> None:
         """Return cached device memory, before engines that share the device wake."""
@@ -257,11 +227,6 @@ class Worker:
         return adapter_parts(self.loaded.model) if self.loaded.sends_adapter else model_tensors(self.loaded.model)
 
     @property
-    def _speaks(self) -> bool:
-        """Whether it is of the first of several copies of the model."""
-        return self.rank < self._shards
-
-    @property
     def _speaks_of_rows(self) -> bool:
         """Whether no other worker that has the same rows comes before it."""
         return self.loaded.unit is None or self.loaded.unit.place == 0
@@ -304,12 +269,12 @@ class Worker:
     def _share(self, tensor: Tensor, dtype: torch.dtype) -> int:
         """Return the checksum of this worker's part, rounded as it is published and then to ``dtype``."""
         part = own_part(tensor)
-        if self._dtype is not None and part.is_floating_point():
-            part = part.to(self._dtype)
+        if self._source.sharded and part.is_floating_point():
+            part = part.to(self._source.dtype)
         if not isinstance(tensor, DTensor):  # a whole model's, or a buffer, which all ranks have
             return checksum(part, dtype) if self.rank == 0 else 0
         first, _ = own_rows(tensor)
-        return checksum(part, dtype, first=first * int(np.prod(tensor.shape[1:]))) if self._speaks else 0
+        return checksum(part, dtype, first=first * int(np.prod(tensor.shape[1:]))) if self.rank < self._shards else 0
 
 
 # ---------------------------------------------------------------------- one of several

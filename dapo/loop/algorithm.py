@@ -47,7 +47,7 @@ References = Mapping[tuple[int, int], FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """Plan each training step; see docs/algorithm.md for the signature of each function.
+    """Plan each training step; see docs/hooks.md for the signature of each function.
 
     Only ``entropy`` changes during a run. ``state`` and ``load`` carry it over a checkpoint.
     """
@@ -73,7 +73,7 @@ class Algorithm:
     # ------------------------------------------------------------------ a group
 
     def voters(self, group: Group) -> BoolArray:
-        """Scored members, without the truncated ones unless they vote (algorithm.md section 2)."""
+        """Scored members, without the truncated ones unless they vote."""
         voters = group.scored()
         return voters if self.truncated_vote else voters & ~group.truncated()
 

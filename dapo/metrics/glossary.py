@@ -253,7 +253,7 @@ def _clock() -> Iterator[Metric]:
             clock=True,
         )
     yield Metric("memory/peak_rss_mib", "MiB", "Largest resident memory of the process so far.", "lower", clock=True)
-    where = "on the card, in this step, of the trainer's process; not on a CPU"
+    where = "on the GPU, in this step, of the trainer's process; not on a CPU"
     yield Metric("memory/peak_cuda_mib", "MiB", f"Most memory that tensors held {where}.", "lower", clock=True)
     yield Metric(
         "memory/reserved_cuda_mib",
@@ -337,7 +337,7 @@ _PATTERNS = [(_pattern(key), GLOSSARY[key]) for key in sorted(GLOSSARY, key=len,
 
 @cache
 def reduction_of(key: str) -> Reduction:
-    """How parts of a key are merged. A key without a line is told once and taken for a mean."""
+    """Return how parts of a key are merged. A key without a line is reported once and taken for a mean."""
     metric = lookup(key)
     if metric is None:
         log.warning("%s", undefined([key]))
@@ -346,16 +346,16 @@ def reduction_of(key: str) -> Reduction:
 
 
 def undefined(keys: Iterable[str]) -> str:
-    """What to say of keys that nobody defined."""
+    """Return a message on keys without a definition."""
     return (
-        f"no glossary line for {', '.join(map(repr, keys))}: what nobody defined is logged, and nobody knows what it "
-        "means. Add a line to dapo/metrics/glossary.py, or, for a number of your own function, name it 'custom/...'"
+        f"no glossary line for {', '.join(map(repr, keys))}: logged without a known "
+        "meaning. Add a line to dapo/metrics/glossary.py, or, for a number of your own function, name it 'custom/...'"
     )
 
 
 @cache
 def lookup(key: str) -> Metric | None:
-    """The glossary line of a logged key, or None when it has none."""
+    """Return the glossary line of a logged key, or None when it has none."""
     found = placeholders(key)
     return None if found is None else found[0]
 

@@ -1,4 +1,4 @@
-"""What one logged number is: a line of the glossary, with the way in which its parts merge."""
+"""A logged number: a line of the glossary, with the way in which its parts merge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNT, SHARE, TOKENS, SECONDS, NATS = "count", "share", "tokens", "seconds", "na
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What one logged number means."""
+    """Meaning of one logged number."""
 
     key: str
     unit: str

@@ -6,7 +6,7 @@ MAX_NAME = 80  # characters
 
 
 def name_problem(name: str) -> str | None:
-    """What keeps a text from being a part of ``area/name``; None when nothing does."""
+    """Return why a text cannot be a part of ``area/name``; None if it can."""
     if not name.strip():
         return "is empty"
     if name != name.strip():

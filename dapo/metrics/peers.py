@@ -1,4 +1,4 @@
-"""What other trainers call a metric, and what of ours it is: a namesake, or a formula in our keys.
+"""Other trainers' metric names and dapo's equivalents: a namesake, or a formula in dapo's keys.
 
 The names are those of their own sources: NeMo RL (`nemo_rl/algorithms/grpo.py`), verl
 (`verl/trainer/ppo/metric_utils.py` and its actor), TRL (`trl/trainer/grpo_trainer.py`, whose names ms-swift's list of
@@ -159,7 +159,7 @@ PEER_METRICS: tuple[PeerMetric, ...] = (
 
 
 def peer_metric(key: str) -> PeerMetric | None:
-    """The entry of a name, with or without the ``train/`` in front that NeMo RL and TRL log it under."""
+    """Return the entry of a name, with or without the ``train/`` in front that NeMo RL and TRL log it under."""
     names = {entry.key: entry for entry in PEER_METRICS}
     return names.get(key) or names.get(key.removeprefix("train/"))
 

@@ -1,5 +1,4 @@
-"""Where the time goes: exclusive seconds of each phase of a step, and when each phase began and ended; on a card also
-how much memory each took."""
+"""Time of each phase of a step: exclusive seconds, begin and end; on a GPU also memory."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Phases:
 
         with phases("generate"):
             ...
-            with phases("score"):  # the clock of generate stands still
+            with phases("score"):  # the time of generate pauses
                 ...
         metrics |= phases.take()  # {"time/generate": ..., "time/score": ..., "time/other": ..., "time/step": ...}
     """
@@ -80,7 +79,7 @@ class Phases:
                 self._sink(Span(self.step, name, self._origin + start, end - start, end - start))
 
     def read_clock(self) -> float:
-        """On the clock of ``beside``, in seconds."""
+        """Return the time of ``beside``'s timer, in seconds."""
         return self._clock()
 
     def beside(self, name: str, start: float, end: float, busy: float | None = None) -> None:

@@ -85,7 +85,7 @@ def stat(key: str, value: float, count: float = 1) -> Stats:
 
 
 def over(key: str, numbers: NDArray) -> Stats:
-    """The statistic of many numbers [n], summed in float64; a maximum or minimum of none is left out."""
+    """Return the statistic of many numbers [n], summed in float64; a maximum or minimum of none is left out."""
     match reduction_of(key):
         case "max":
             return stat(key, float(numbers.max())) if numbers.size else {}
@@ -116,5 +116,5 @@ def merge(parts: Iterable[Mapping[str, Stat]]) -> Stats:
 
 
 def values(stats: Mapping[str, Stat]) -> Metrics:
-    """What each statistic comes to."""
+    """Return the value of each statistic."""
     return {key: found.value for key, found in stats.items()}

@@ -2,7 +2,7 @@
 
 A formula reads ``LossTokens`` and returns the numbers that its reduction merges (float64 [any number of them]: the mean
 is over these, wherever they come from), or None where it does not apply. The glossary, the learner and
-docs/metrics.md all take what stands here. numpy is imported by the formulas that need it: a recipe's names are checked
+docs/metrics.md all read this module. numpy is imported by the formulas that need it: a recipe's names are checked
 against the glossary, and a refused recipe needs no numpy.
 """
 
@@ -91,7 +91,7 @@ def _entry(
 
 
 def _policy() -> Iterator[TokenMetric]:
-    """Of the policy itself, and against the old one and the reference."""
+    """Yield metrics of the policy itself, and against the old one and the reference."""
     yield _entry(
         "entropy",
         NATS,
@@ -134,7 +134,7 @@ def _policy() -> Iterator[TokenMetric]:
 
 
 def _clipped() -> Iterator[TokenMetric]:
-    """Of what the loss cut."""
+    """Yield metrics of what the loss cut."""
     yield _entry(
         "clip_low",
         SHARE,
@@ -156,7 +156,7 @@ def _clipped() -> Iterator[TokenMetric]:
 
 
 def _gaps() -> Iterator[TokenMetric]:
-    """Of sampler and learner, and what corrects the difference."""
+    """Yield metrics of sampler and learner, and of the correction between them."""
     yield _entry(
         "correction_mean",
         "1",

@@ -1,12 +1,7 @@
-"""How weights reach an engine: a ticket says where they lie, in this process or in a folder, or how they come."""
+"""Weights as files: written by one process or by all ranks, read one tensor at a time."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import secrets
-import shutil
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,19 +14,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dapo.errors import EngineError
-from dapo.models.adapter import adapter_parts, is_adapter, published
-from dapo.models.broadcast import HERE
-from dapo.models.lending import borrowed
+from dapo.models.adapter import published
 from dapo.models.slices import own_part
-from dapo.types.batch import Ticket
 
 WEIGHTS_FILE = "model.safetensors"
 PART = "rank-{rank:05d}-of-{ranks:05d}.safetensors"
-SETS = "dapo-"  # how the folder of every set of weights begins
 _TRIES = 10  # at making a folder, each of which another trainer's end may undo
-
-_offered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
 
 
 def model_tensors(model: Any) -> Mapping[str, Tensor]:
@@ -41,115 +29,6 @@ def model_tensors(model: Any) -> Mapping[str, Tensor]:
     it belongs to, one by one as they are asked for.
     """
     return published(model)
-
-
-# ---------------------------------------------------------------------- in this process
-
-
-def offer(model: Any) -> str:
-    """Return an address under which engines of this process find ``model``, for as long as its owner holds it."""
-    address = f"{os.getpid()}-{next(_numbers)}"
-    _offered[address] = model
-    return address
-
-
-def offered(ticket: Ticket) -> Any:
-    """Return the model of a ticket whose route is ``shared``.
-
-    Raises:
-        EngineError: it is gone, or was never in this process.
-    """
-    model = _offered.get(ticket.address)
-    if model is None:
-        raise EngineError(
-            f"no model is offered at {ticket.address!r} in this process ({os.getpid()}): its learner is gone, or lives "
-            "in another process and has to publish through a folder"
-        )
-    return model
-
-
-def tensors_of(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a ticket, under their names in the checkpoint. Read them to the end.
-
-    Args:
-        ticket: of a route that leads to this process.
-        device: on which the engine computes: those that come through a group or the device's memory are there already.
-
-    Raises:
-        EngineError: a route that is not known here, a learner that is gone, or other tensors than the ticket names.
-        FileNotFoundError: no such folder.
-    """
-    if ticket.route == "shared":
-        model = offered(ticket)
-        tensors = adapter_parts(model) if is_adapter(ticket.names) else model_tensors(model)
-        if set(tensors) != set(ticket.names):
-            other = sorted(set(tensors) ^ set(ticket.names))
-            raise EngineError(
-                f"the ticket of version {ticket.version} and the tensors at {ticket.address!r} differ in {len(other)} "
-                f"names ({', '.join(other[:3])}): publish again"
-            )
-        return iter(tensors.items())
-    if ticket.route in ("folder", "object_store"):
-        return read_weights(Path(ticket.address))
-    if ticket.route == "broadcast":
-        return HERE.receive(ticket, device)
-    if ticket.route == "ipc":
-        return borrowed(ticket, device)
-    raise unknown_route(ticket, "shared", "folder", "object_store", "broadcast", "ipc")
-
-
-def unknown_route(ticket: Ticket, *known: str) -> EngineError:
-    """Return the error for a ticket that cannot be read in this process."""
-    return EngineError(
-        f"the weights of version {ticket.version} come by route {ticket.route!r}; this engine takes "
-        f"{' or '.join(map(repr, known))}: the learner has to be made with one of these"
-    )
-
-
-def check_named(ticket: Ticket, parameters: Iterable[str]) -> None:
-    """Every parameter has to be named by the ticket (a tied one under one name).
-
-    Raises:
-        EngineError: one is missing; nothing was touched yet.
-    """
-    missing = sorted(set(parameters) - set(ticket.names))
-    if missing:
-        raise EngineError(
-            f"{len(missing)} of the model's weights were not published ({', '.join(missing[:3])}...); they would "
-            "stay old: a ticket must name every parameter"
-        )
-
-
-# ---------------------------------------------------------------------- through a folder
-
-
-class WeightFolder:
-    """Sets of weights below one folder, each in a folder of its own whose name no other set and no other trainer uses.
-
-    The reader of a set may delete it when the next one has arrived; ``clear`` deletes what is left.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.resolve()
-        self._name = f"{SETS}{secrets.token_hex(4)}"
-        self._sets: list[Path] = []
-
-    def new(self, version: int) -> Path:
-        """Return the name of a new set, whose folder is not made yet."""
-        # The number is of the set, not of the version: the same one may come twice.
-        self._sets = [old for old in self._sets if old.exists()]
-        self._sets.append(self._folder / f"{self._name}-{next(_numbers)}-v{version}")
-        return self._sets[-1]
-
-    def keep_newest(self) -> None:
-        """Delete all sets but the last one, which an engine may still be reading."""
-        while len(self._sets) > 1:
-            shutil.rmtree(self._sets.pop(0), ignore_errors=True)
-
-    def clear(self) -> None:
-        """Delete the sets that are still there."""
-        while self._sets:
-            shutil.rmtree(self._sets.pop(), ignore_errors=True)
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -17,7 +17,7 @@ from dapo.types.evaluation import Evaluated
 
 
 def write_answers(path: Path, responses: Sequence[Evaluated], model: str, step: int | None) -> None:
-    """A line for each response.
+    """Write a line for each response.
 
     Raises:
         DataError: the file exists.

@@ -50,7 +50,7 @@ class Callbacks:
     """Sends each event to every callback.
 
     One that raises is named once and left out from then on, unless it asks for the run to end with it. A failure in its
-    ``start`` is told with ``install`` where a package is missing.
+    ``start`` is reported with ``install`` where a package is missing.
     """
 
     def __init__(self, callbacks: Sequence[Callback] = (), warn: Callable[[str], None] = print) -> None:
@@ -80,13 +80,13 @@ class Callbacks:
                 _refuse_unsavable(listener)
 
     def step(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
-        """A step was recorded."""
+        """Call back after a recorded step."""
         self._step = step
         if self._listeners:
             self._send(StepEvent(step, frozen(metrics), groups_seen(finished) if self._texts else ()))
 
     def evaluation(self, step: int, result: EvaluationResult) -> None:
-        """The held-out problems were answered."""
+        """Call back after the held-out problems were answered."""
         if self._listeners:
             answers = answers_seen(result.responses) if self._texts else ()
             self._send(EvaluationEvent(step, frozen(result.metrics), answers))
@@ -113,7 +113,7 @@ class Callbacks:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Tell of the end where an exception is it; otherwise the caller does."""
+        """Report an end by an exception; the caller reports any other end."""
         try:
             yield
         except BaseException as error:
@@ -246,7 +246,7 @@ class _Function(Callback):
 
 
 def as_callback(given: object) -> Callback:
-    """What a person gave as a callback: an object, a class that takes no arguments, or a function of one event.
+    """Return a callback made of an object, a class that takes no arguments, or a function of one event.
 
     Raises:
         RecipeError: it is nothing of that.

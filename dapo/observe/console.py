@@ -37,9 +37,9 @@ Mode = Literal["auto", "live", "plain", "quiet"]
 Advance = Callable[[int], None]
 
 SLOW = 4
-"""A batch takes long when this many times the wanted groups were judged; it is told again at each doubling."""
+"""A batch takes long when this many times the wanted groups were judged; it is reported again at each doubling."""
 QUIET_STEPS = 10
-"""Steps after which the same level of slowness is told again."""
+"""Steps after which the same level of slowness is reported again."""
 HEARTBEAT = 60.0
 """Seconds without a line after which plain mode shows that a batch still fills."""
 
@@ -53,15 +53,15 @@ _LOG_WIDTH = 100
 
 
 class Console:
-    """What the trainer tells a person. Every method may be called in every mode; used as a context manager, the
-    terminal is whole again after an exception."""
+    """Output of the trainer in a terminal. Every method may be called in every mode. As a context manager, it restores
+    the terminal after an exception."""
 
     def __init__(
         self, mode: Mode = "auto", rich: RichConsole | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``rich``: where to write; default the standard output, in ``quiet`` mode the standard error.
 
-        What is said goes to the logger of this module too, whatever the mode and even if nobody reads the stream.
+        All output goes to the logger of this module too, whatever the mode and even if the stream is closed.
         """
         stream = cast("IO[str]", UnbreakableStream(sys.stderr if mode == "quiet" else sys.stdout))
         self.rich = rich or RichConsole(file=stream, highlight=False)
@@ -93,7 +93,7 @@ class Console:
         self.close()
 
     def start(self, run_name: str, total_steps: int, first_step: int = 0, *, clips_tokens: bool = True) -> None:
-        """A run begins.
+        """Show that a run begins.
 
         Args:
             run_name: its name.
@@ -111,7 +111,7 @@ class Console:
         self._plain(Text(f"{clean(run_name, newlines=False)}: {what}"))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A training step is done. Step 0, which only evaluates, has nothing to show here."""
+        """Show a finished training step. Step 0, which only evaluates, shows nothing here."""
         if step == 0:
             return
         run = self._started()
@@ -124,10 +124,10 @@ class Console:
         self._plain(line)
 
     def filling(self, progress: CollectProgress) -> None:
-        """A group of the batch that is being collected was judged. Called for every group: cheap when nothing is due.
+        """Show progress after a judged group of the batch. Called for every group: cheap when nothing is due.
 
-        The live view shows how far the batch is. A batch that takes long is told with its likely cause in every mode
-        but ``quiet``; plain mode says once a minute that it is still at work.
+        The live view shows how far the batch is. A batch that takes long is reported with its likely cause,
+        unless the mode is ``quiet``; plain mode says once a minute that it is still at work.
         """
         if self.mode == "quiet" or self._run is None:
             return
@@ -167,7 +167,7 @@ class Console:
                     self._close_live()
 
     def evaluation(self, step: int, metrics: Mapping[str, float], reasons: Mapping[str, str] | None = None) -> None:
-        """An evaluation is done.
+        """Show a finished evaluation.
 
         Args:
             step: of training.
@@ -183,21 +183,21 @@ class Console:
         self._tell(sample_lines(prompt, response, accuracy, reward, width=self._width))
 
     def say(self, message: str, style: str = "") -> None:
-        """A line that stays on the screen."""
+        """Print a line that stays on the screen."""
         self._tell(Text(addressed(clean(message)), style=style))
 
     def warn(self, message: str) -> None:
-        """A line that is shown in every mode."""
+        """Print a line in every mode."""
         log.info("warning: %s", message)
         self.show_warning(message)
 
     def show_warning(self, message: str) -> None:
-        """As ``warn``, for what stands in the log already."""
+        """Show a warning, as ``warn`` does, that is in the log already."""
         self._print(Text.assemble(("warning: ", "bold yellow"), (addressed(clean(message)), "yellow")))
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Advance]:
-        """A bar for work of known size (warm-up, evaluation); the value is called with what was done since."""
+        """Show a bar for work of known size (warm-up, evaluation); call the value with the work done since."""
         began, done, told = self._clock(), 0, 0
         title = clean(title, newlines=False)
         live = self.mode == "live"
@@ -229,7 +229,7 @@ class Console:
             self.say(f"{title}: done in {duration(self._clock() - began)}")
 
     def finish(self, summary: str = "") -> None:
-        """The run ended: the last state of the view stays, followed by ``summary``."""
+        """Show that the run ended: the last state of the view stays, followed by ``summary``."""
         self.close()
         if summary:
             self.say(summary)
@@ -249,7 +249,8 @@ class Console:
         self._run = None
 
     def _is_news(self, level: int, step: int) -> bool:
-        """Whether this level of slowness is to be told now; once it is, neither it nor a lower one is for a while."""
+        """Return whether to report this level of slowness now; afterwards neither it nor a lower one is due for a
+        while."""
         if level in self._told and step - self._told[level] < QUIET_STEPS:
             return False
         self._told |= dict.fromkeys(range(level + 1), step)

@@ -218,7 +218,8 @@ def _marked_steps(first: int, last: int, most: int = 7) -> list[int]:
 
 
 def curve_in_words(rows: Sequence[Row], most: int = 10) -> Text | None:
-    """The same as a line of at most ``most`` evaluations, first and last among them, where nothing can be drawn."""
+    """Return the curve as a line of at most ``most`` evaluations, first and last among them, for places without
+    drawing."""
     steps, values = series(rows, "validation/accuracy")
     if len(steps) < 2:
         return None

@@ -1,4 +1,4 @@
-"""What ``dapo evaluate`` found, as tables for a person, an object for a program, and a line for every answer."""
+"""Results of ``dapo evaluate``: tables, a JSON object, and a line for every answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AccuracyDifference:
 
 
 def table(shown: Shown) -> RenderableType:
-    """A column for each set, and one for their mean where there are several."""
+    """Return a table with a column for each set, and one for their mean if there are several."""
     columns = dict(shown.sets) | ({_MEAN: shown.mean} if len(shown.sets) > 1 else {})
     grid = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET, title_justify="left")
     grid.title = Text(clean(shown.name, newlines=False), style="bold")
@@ -107,7 +107,7 @@ def _of(count: float | None, of: float | None) -> str:
 
 
 def comparison(first: str, second: str, by_set: Mapping[str, AccuracyDifference], mean: Estimate) -> RenderableType:
-    """The difference on each set with its interval, and in words whether it is more than chance."""
+    """Return the difference on each set with its interval, and in words whether it is more than chance."""
     grid = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET)
     for title in ("difference", "points", "95 % interval", "problems in both"):
         grid.add_column(title, justify="left" if title == "difference" else "right")

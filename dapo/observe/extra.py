@@ -14,7 +14,7 @@ PAGES = ("starlette", "uvicorn")
 
 
 def missing(packages: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of ``packages`` that are not installed here."""
+    """Return the ``packages`` that are not installed here."""
     return tuple(name for name in packages if find_spec(name) is None)
 
 

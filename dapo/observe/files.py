@@ -1,4 +1,4 @@
-"""Opening the files of a run folder, which may have come out of somebody's archive.
+"""Open files of a run folder, which may come from an untrusted archive.
 
 A named pipe would hold a reader for ever, a link may lead to any file of this machine: neither is read.
 """
@@ -46,7 +46,7 @@ def open_regular(path: Path, within: Path | None = None) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int, within: Path | None = None) -> bytes:
-    """The content of a regular file of at most ``most`` bytes.
+    """Return the content of a regular file of at most ``most`` bytes.
 
     Raises:
         OSError: no regular file, a larger one, or one that cannot be read.
@@ -60,7 +60,7 @@ def read_regular(path: Path, most: int, within: Path | None = None) -> bytes:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write to. A reader of ``path`` sees the old file or the new one, whole; a failure leaves nothing."""
+    """Yield a name to write to. Readers of ``path`` see the old or the new file, whole; a failure leaves nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # it might be a link
     try:
@@ -79,7 +79,7 @@ def leads_out(path: Path, folder: Path) -> bool:
 def no_room_in(folder: Path) -> str | None:
     """Why nothing can be made in a folder, which perhaps is not there yet itself; None: something can.
 
-    The nearest folder that is there is asked by an empty one of a moment: rights alone do not tell of a file system
+    The nearest folder that is there is asked by an empty one of a moment: rights alone do not show a file system
     that takes nothing.
     """
     while not os.path.lexists(folder):

@@ -32,7 +32,7 @@ P and G are prompts of a step and responses of a prompt. `dapo explain NAME` kno
 
 
 def render() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     parts = [_HEAD]
     for title, lines in AREAS.items():
         parts.append(f"\n## {title}\n\n| key | unit | | meaning |\n| --- | --- | --- | --- |\n")

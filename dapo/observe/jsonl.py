@@ -79,7 +79,7 @@ def read_jsonl(path: Path) -> list[Record]:
 
 
 def read_steps(path: Path) -> list[int]:
-    """The step of each whole line; [] when there is no such file.
+    """Return the step of each whole line; [] when there is no such file.
 
     Raises:
         DataError: a line that is not the last is no JSON object, or names no step.
@@ -113,7 +113,7 @@ def cut_jsonl(path: Path, keep: Callable[[Record], bool], *, forgiving: bool = F
 
 
 def _readable(path: Path) -> list[Record]:
-    """Records of the lines that can be read and name their step."""
+    """Return the records of lines that can be read and name their step."""
     whole, _, _ = _content(path).rpartition(b"\n")
     records, damaged = [], 0
     for number, line in enumerate(filter(bytes.strip, whole.splitlines()), 1):

@@ -1,4 +1,4 @@
-"""What of a run stays in a terminal: a step, an evaluation and a sample, in lines."""
+"""Lines of a run that stay in a terminal: a step, an evaluation and a sample."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def step_line(state: RunState, width: int | None = None) -> str:
 def validation_lines(
     step: int, metrics: Mapping[str, float], width: int | None = None, reasons: Mapping[str, str] | None = None
 ) -> list[Text]:
-    """An evaluation as lines that stay: the mean, then each set when there are several, their numbers in columns.
+    """Return an evaluation as lines that stay: the mean, then each set when there are several, their numbers in
+    columns.
 
     Args:
         step: of training.
@@ -80,7 +81,7 @@ def _cut(name: str, width: int | None) -> Text:
 def _evaluation(
     head: Text, metrics: Mapping[str, float], name: str = "", width: int | None = None, why: str = ""
 ) -> Text:
-    """The numbers of one set, in one line: of a narrow terminal the length is left out, then the end is cut."""
+    """Return the numbers of one set in one line. A narrow terminal loses the length first, then the line's end."""
     prefix = f"validation/{name}"
     line = Text(no_wrap=True, overflow="ellipsis").append_text(head).append_text(accuracy_text(metrics, prefix))
     parts = [
@@ -102,7 +103,7 @@ def _evaluation(
 
 
 def _unscored(metrics: Mapping[str, float], prefix: str, why: str) -> Text:
-    """What the accuracy leaves out, why, and what it would be if all of that were wrong."""
+    """Return how many responses the accuracy leaves out, why, and the accuracy if all of them were wrong."""
     count, of = metrics[f"{prefix}unscored"], metrics.get(f"{prefix}responses")
     text = Text(f"  {count:.0f}{'' if of is None else f' of {of:.0f}'} unscored", style="yellow")
     if why:
@@ -119,7 +120,7 @@ def sample_lines(
     limit: int = 400,
     width: int | None = None,
 ) -> Text:
-    """A prompt and its response, with a bar at the left of every line; everything in it is untrusted.
+    """Return a prompt and its response, with a bar at the left of every line; everything in it is untrusted.
 
     Args:
         prompt: the problem, without the template around it.

@@ -58,7 +58,7 @@ def warnings_to(warn: Callable[[str], None]) -> Iterator[None]:
 
 class _File(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """On a full disk the log is silent: whatever stops the run then is told by the run."""
+        """Keep the log silent on a full disk: the run itself reports whatever stops it then."""
 
 
 class _CleanFormatter(logging.Formatter):

@@ -1,6 +1,6 @@
 """RUN/machine.jsonl: on what a run was computed, a line for its start and for each resume.
 
-Numbers are the same to the bit on one machine, build and thread count alone, so whoever compares two runs has to know
+Numbers are the same to the bit on one machine, build and thread count alone, so a comparison of two runs has to know
 these. The name of the machine is in status.json; nothing here names a person or a place, but the machines of a Ray
 cluster that did the work.
 """
@@ -31,7 +31,7 @@ _UNIT = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a process that trains found around itself."""
+    """Machine and environment of a training process."""
 
     step: int  # after which it went on; 0 at the start
     time: float  # seconds since 1970
@@ -51,7 +51,7 @@ class Machine:
 def describe_machine(
     step: int, engine: str, accelerators: Sequence[str], hosts: Mapping[str, str] | None = None
 ) -> Machine:
-    """This process's machine, packages and the state of its working directory.
+    """Return this process's machine, packages and the state of its working directory.
 
     Args:
         step: after which the run goes on; 0 at its start.
@@ -84,7 +84,7 @@ def append_machine(path: Path, machine: Machine) -> None:
 
 
 def git_state(folder: Path) -> tuple[str, bool | None]:
-    """The commit that a folder stands at, and whether tracked files were changed since; ("", None) without git."""
+    """Return a folder's commit, and whether tracked files were changed since; ("", None) without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return "", None

@@ -39,7 +39,7 @@ class MetricWriter(JsonlWriter):
 
 
 def unknown_keys(keys: Iterable[str]) -> list[str]:
-    """The keys that have no line in the glossary."""
+    """Return the keys that have no line in the glossary."""
     return [key for key in keys if lookup(key) is None]
 
 
@@ -65,7 +65,7 @@ def in_order(rows: list[Row]) -> list[Row]:
 
 
 def _joined(row: Row, late: Row) -> Row:
-    """A step's row with its late evaluation: seconds add up."""
+    """Return a step's row joined with its late evaluation: seconds add up."""
     both = row | late
     for key in row.keys() & late.keys():
         if key.startswith("time/") and row[key] is not None and late[key] is not None:
@@ -74,18 +74,18 @@ def _joined(row: Row, late: Row) -> Row:
 
 
 def series(rows: Iterable[Row], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric, where it was measured."""
+    """Return steps and values of one metric, where it was measured."""
     found = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
     return [step for step, _ in found], [value for _, value in found]
 
 
 def without_clock(row: Row) -> Row:
-    """The part of a row that two equal runs share to the bit: all but times and memory."""
+    """Return the part of a row that two equal runs share to the bit: all but times and memory."""
     return {key: value for key, value in row.items() if not ((metric := lookup(key)) and metric.clock)}
 
 
 def _number(value: float) -> float | int | None:
-    """A Python number for JSON: numpy scalars are taken, integers stay integers."""
+    """Return a Python number for JSON: numpy scalars are taken, integers stay integers."""
     if isinstance(value, int):
         return int(value)
     number = float(value)

@@ -1,4 +1,4 @@
-"""What a loop tells of a step or of its end, in sentences: from the facts of ``types/evidence.py`` alone."""
+"""Sentences on a step or the end of a run, from the facts of ``types/evidence.py`` alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dapo.words import counted, in_a_row
 
 
 def notice_said(step: int, notice: Notice) -> str:
-    """What a person should know of step ``step``, though the run goes on."""
+    """Return the notice of step ``step`` as a sentence; the run goes on."""
     return f"step {step}: {_notice(notice)}"
 
 

@@ -1,4 +1,4 @@
-"""Reading parquet files that may have come out of somebody's archive: a few kilobytes can unpack to gigabytes.
+"""Read parquet files that may come from an untrusted archive: a few kilobytes can unpack to gigabytes.
 
 What a file says of itself is looked at first, and what is unpacked is counted as it comes, since a text that stands
 there once can be named a million times.
@@ -80,7 +80,7 @@ class ParquetSource:
 
 @contextmanager
 def open_parquet(path: Path, within: Path | None = None) -> Iterator[ParquetSource]:
-    """A parquet file, opened only where it is a regular file; ``within``: see ``open_regular``.
+    """Open a parquet file if it is a regular file; ``within``: see ``open_regular``.
 
     Raises:
         OSError: it cannot be opened.
@@ -92,7 +92,7 @@ def open_parquet(path: Path, within: Path | None = None) -> Iterator[ParquetSour
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A whole file, or some of its columns; raises as ``open_parquet`` and ``ParquetSource.read`` do."""
+    """Read a whole file, or some of its columns; raises as ``open_parquet`` and ``ParquetSource.read`` do."""
     with open_parquet(path) as source:
         return source.read(columns)
 

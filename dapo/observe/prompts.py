@@ -1,4 +1,4 @@
-"""What a run knows of its training prompts: RUN/prompts.parquet, and the history in its checkpoints in numbers."""
+"""Training prompts of a run: RUN/prompts.parquet, and the history in its checkpoints as numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
 
 
 def read_prompts(path: Path) -> pa.Table:
-    """The training prompts of a run, in their order; columns as in ``SCHEMA``.
+    """Return the training prompts of a run, in their order; columns as in ``SCHEMA``.
 
     Raises:
         DataError: no such file, or not a file of this kind.
@@ -63,7 +63,7 @@ def read_prompts(path: Path) -> pa.Table:
 
 
 class Standing(StrEnum):
-    """What the last judged group of a prompt says of it."""
+    """Result of a prompt's last judged group."""
 
     SOLVED = "solved"  # all correct
     USEFUL = "useful"  # mixed, or rejected by another rule than all correct or all wrong

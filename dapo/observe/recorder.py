@@ -1,4 +1,4 @@
-"""Where a run shows itself: every step to the metrics file, the rollout files, the console and the callbacks."""
+"""Record every step of a run in the metrics file, the rollout files, the console and the callbacks."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class RunRecorder:
         self._opened = True
 
     def filling(self, progress: CollectProgress) -> None:
-        """A group was judged while a batch is collected. Called for every group, so it does next to nothing."""
+        """Show progress after a judged group of a batch. Called for every group, so it does next to nothing."""
         self.console.filling(progress)
         if self.status is not None:
             self.status.doing(heartbeat(progress))
 
     def evaluating(self, progress: EvaluationProgress) -> None:
-        """A response of an evaluation ended or was scored."""
+        """Show progress after a response of an evaluation ended or was scored."""
         self.console.evaluating(progress)
         if self.status is not None:
             self.status.doing(evaluating_line(progress))
@@ -162,7 +162,8 @@ class RunRecorder:
         return select_groups(finished, self.settings.rollouts)
 
     def _for_tokens(self, finished: Sequence[Group]) -> list[Group]:
-        """Of the groups that the rollout file holds, where there is one: a reader finds their prompts there."""
+        """Return the groups to record by token; if there is a rollout file, only its groups, whose prompts a reader
+        finds there."""
         if self.pieces is None:
             return []
         known = finished if self.settings.rollouts == "none" else self._for_rollouts(finished)

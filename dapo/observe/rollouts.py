@@ -90,7 +90,7 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
     offsets = offsets_of(completion.token_ids for completion in completions)
 
     def per_group(values: list[str | None]) -> pa.Array:
-        """A column whose value is the same for all responses of a group: made once a group."""
+        """Return a column whose value is the same for all responses of a group: made once a group."""
         return repeated(values, sizes)
 
     columns: dict[str, Any] = {
@@ -137,7 +137,7 @@ def _turns(completion: Completion) -> list[dict[str, Any]] | None:
 
 
 def select_groups(groups: Sequence[Group], which: Which) -> list[Group]:
-    """The groups that go to the file: the setting ``logging.rollouts``.
+    """Return the groups that go to the file: the setting ``logging.rollouts``.
 
     ``kept`` are those that passed the keep rule or trained all the same; a number is so many groups, evenly spread over
     the step, so that the choice is a function of the recipe.
@@ -160,7 +160,7 @@ def write_rollouts(
     Args:
         path: The file.
         step: The training step.
-        groups: In the order in which they will stand there.
+        groups: In the order of the file.
         add: Keep what the file holds of other groups, before these.
         write: What puts tables into a file.
     """
@@ -177,7 +177,7 @@ def write_rollouts(
 
 
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rollouts of one file, or of all files of a folder in order of their steps.
+    """Return the rollouts of one file, or of all files of a folder in order of their steps.
 
     Raises:
         DataError: nothing there, or a file that is no rollout file.
@@ -193,7 +193,7 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def _per_response(groups: Sequence[Group], name: str) -> pa.Array:
-    """A per-response array of the groups that have it; null elsewhere and for nan."""
+    """Return a per-response array of the groups that have it; null elsewhere and for nan."""
     given: list[NDArray[np.float64] | None] = [getattr(group, name) for group in groups]
     rows = [
         np.full(len(group.completions_G), np.nan) if values is None else values
@@ -203,7 +203,7 @@ def _per_response(groups: Sequence[Group], name: str) -> pa.Array:
 
 
 def _voters(groups: Sequence[Group]) -> pa.Array:
-    """Who votes; null for groups that were never shaped."""
+    """Return which responses vote; null for groups that were never shaped."""
     none: list[Any] = [None]
     rows = [none * len(g.completions_G) if g.voters_G is None else g.voters_G.tolist() for g in groups]
     return pa.array([value for row in rows for value in row], type=pa.bool_())

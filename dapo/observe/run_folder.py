@@ -43,7 +43,7 @@ JOBS = ".jobs"
 HOSTS = "hosts"
 """Folder of a run for what the processes of its ranks and engines print."""
 _BEGUN = {LOCK, "recipe.yaml", "difference.txt", HOSTS}
-"""What stands in the folder of a run that ended before its recipe was written: as good as none."""
+"""Files in the folder of a run that ended before its recipe was written: as good as none."""
 _FOLDERS = ("rollouts", "tokens", "evaluations", "stopped", "checkpoints", "tensorboard", "export")
 
 
@@ -76,7 +76,7 @@ class RunFolder:
 
     @staticmethod
     def refusal(directory: str | Path, name: str, if_exists: Literal["refuse", "backup"] = "refuse") -> str | None:
-        """What ``create`` would say, found without making or moving anything; None: nothing is in the way."""
+        """Return the error that ``create`` would raise, without making or moving anything; None if the name is free."""
         path = Path(directory) / name
         try:
             if said := _no_name(name):
@@ -117,8 +117,8 @@ class RunFolder:
 
     @classmethod
     def _taken(cls, path: Path, if_exists: Literal["refuse", "backup"]) -> Self:
-        """The folder, made and locked. What stands in it is looked at, and moved aside, under its lock: another process
-        may want the same name at the same time."""
+        """Return the folder, made and locked. Earlier content is checked and moved aside under its lock, since another
+        process may want the same name at the same time."""
         while True:
             there = _is_taken(path)
             if there and if_exists == "refuse":
@@ -144,7 +144,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """An existing run folder, not locked (readers need no lock; a resume calls ``lock``).
+        """Open an existing run folder, not locked (readers need no lock; a resume calls ``lock``).
 
         Raises:
             RecipeError: there is no run in it.
@@ -262,7 +262,7 @@ class RunFolder:
         return self.checkpoints / f"step_{step:06d}"
 
     def place_checkpoints(self, directory: str | None) -> None:
-        """Of a new run: let its checkpoints lie in a folder of their own in ``directory`` (None: in the run's).
+        """Put the checkpoints of a new run into their own folder in ``directory`` (None: in the run's).
 
         Raises:
             RecipeError: no folder, or no link to it, can be made.
@@ -365,7 +365,7 @@ _STEP_FILE = r"step_(\d{6,9})\.parquet"
 
 
 def _names(folder: Path, pattern: str) -> list[tuple[int, Path]]:
-    """Step and path of what is called like that; names of anybody else's files are left alone."""
+    """Return step and path of entries that match the pattern; files with other names are left alone."""
     try:
         found = [(re.fullmatch(pattern, entry.name), entry) for entry in folder.iterdir()]
     except OSError:
@@ -417,7 +417,7 @@ def _new_folder(path: Path) -> Path:
 
 
 def _move_aside(path: Path) -> None:
-    """Rename to the next free ``name.1``, ``name.2``...; a run's folder by whoever has locked it."""
+    """Rename to the next free ``name.1``, ``name.2``...; the caller has locked a run's folder."""
     taken = [re.fullmatch(re.escape(path.name) + r"\.(\d+)", p.name) for p in path.parent.iterdir()]
     number = 1 + max((int(match[1]) for match in taken if match), default=0)
     path.rename(path.with_name(f"{path.name}.{number}"))

@@ -77,7 +77,7 @@ class StatusWriter:
         self.status = replace(self.status, steps=steps)
 
     def step(self, step: int) -> None:
-        """A training step was recorded. Written unless that was done less than ``PATIENCE`` seconds ago."""
+        """Take note of a recorded training step. Writes unless it did less than ``PATIENCE`` seconds ago."""
         now, last = self._clock(), self.status.updated
         if last <= now < last + PATIENCE:  # a clock that was set back does not silence it
             self.status = replace(self.status, step=step, doing="")
@@ -86,14 +86,14 @@ class StatusWriter:
             self._write()
 
     def doing(self, what: str) -> None:
-        """How far a long step or evaluation is, in a few words; written as seldom as a step."""
+        """Note in a few words how far a long step or evaluation is; written as rarely as a step."""
         now, last = self._clock(), self.status.updated
         if not last <= now < last + PATIENCE:
             self.status = replace(self.status, doing=what, updated=now)
             self._write()
 
     def end(self, state: State, said: str = "", evidence: Evidence | None = None) -> None:
-        """The run ended; ``said`` is what a person should know, ``evidence`` what a program should."""
+        """Record the end of the run: ``said`` is the sentence for people, ``evidence`` the facts for programs."""
         said = shorten(utf8(said), _LONGEST)
         data = None if evidence is None else _bounded(asdict(evidence))
         self.status = replace(self.status, state=state, said=said, doing="", updated=self._clock(), evidence=data)
@@ -137,7 +137,7 @@ def ending(status: StatusWriter) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised: an error that nobody foresaw says little without."""
+    """Return where an error was raised: an unexpected one says little without."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"in {last.name} ({Path(last.filename).name}, line {last.lineno}; log.txt has the whole)"
 
@@ -172,7 +172,7 @@ def read_evidence(data: object) -> Evidence | None:
 
 
 def read_status(path: Path, within: Path | None = None) -> RunStatus | None:
-    """What the file says; None where there is none, or one that no run of this version wrote.
+    """Return the content of the file; None if it is missing, or not of this version.
 
     ``within``: see ``open_regular``.
     """

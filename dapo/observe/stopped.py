@@ -35,7 +35,7 @@ _MOST_BYTES = 64 * 1024  # of that file
 
 
 def stop_said(evidence: object, run: Path) -> str:
-    """What an error that carries evidence says.
+    """Return the message of an error that carries evidence.
 
     Args:
         evidence: ``StopEvidence``, ``UnscoredEvidence`` or ``SilentEvidence``; anything else is shown as it is.
@@ -96,7 +96,7 @@ def _is_supervised(run: Path) -> bool:
 
 
 def met_said(evidence: StopEvidence) -> str:
-    """What was met, and how far the batch was."""
+    """Return what stopped the batch, and how far the batch was."""
     met = {
         "data": "the data ended",
         "retired": "every prompt is retired",
@@ -107,7 +107,7 @@ def met_said(evidence: StopEvidence) -> str:
 
 
 def cause_said(evidence: StopEvidence, rollouts: str) -> str:
-    """The likely cause and what to change; ``rollouts``: where the judged responses can be read."""
+    """Return the likely cause and what to change; ``rollouts``: where the judged responses can be read."""
     cap = {
         "cap.groups": f"cap.groups = {evidence.limit or 0:g} x {evidence.wanted}",
         "cap.tokens": f"cap.tokens = {evidence.limit or 0:.0f}",
@@ -136,7 +136,7 @@ def go_on_said(evidence: StopEvidence, run: Path) -> str:
 
 
 def _change(shares: Shares) -> str:
-    """The setting to change; "" where no single one is."""
+    """Return the setting to change; "" if there is no single one."""
     if shares.kept >= HEALTHY:
         return f"`{_OWN}.cap.groups=...` or `cap.tokens` (a higher cap){{partial}}."
     if shares.all_wrong > 0.5 and shares.accuracy > FRACTION:
@@ -148,22 +148,22 @@ def _change(shares: Shares) -> str:
     share, change = max(
         (shares.out_of_band, f"`{_OWN}.band=...`"),
         (shares.uniform, f"`{_OWN}.metric=...` or `{_OWN}.tolerance=...`"),
-        (shares.too_few_scored, "once the reward function is mended"),
+        (shares.too_few_scored, "once the reward function is fixed"),
     )
     return f"{change}{{partial}}." if share > 0.5 else ""
 
 
 def silent_said(evidence: SilentEvidence) -> str:
-    """An evaluation in which the accuracy of no response of a set is known."""
+    """Return the message of an evaluation that knows the accuracy of no response of a set."""
     named = "; ".join(clean(f"{name}: {reason}", newlines=False) for name, reason in evidence.reasons.items())
     mend = (
         "Look at the engine's settings under `rollout` and `validation`, and at the model"
         if evidence.engine
-        else "Mend the reward called accuracy for these problems (rewards.txt has what it printed, samples.jsonl the "
+        else "Fix the reward called accuracy for these problems (rewards.txt has what it printed, samples.jsonl the "
         "responses and the reasons), or raise its timeout"
     )
     return (
-        f"the held-out accuracy cannot be told: not one response could be scored ({named}). {mend}, or leave the set "
+        f"the held-out accuracy is unknown: not one response could be scored ({named}). {mend}, or leave the set "
         "out of data.validation."
     )
 

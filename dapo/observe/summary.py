@@ -1,4 +1,4 @@
-"""What a person sees when a run ends: did it learn, what changed, where everything is, what to do next."""
+"""Summary at a run's end: whether it learned, what changed, where everything is, what to do next."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def print_summary(
     """Draw RUN/curve.png and print the end of a run from its files alone.
 
     A picture that cannot be drawn is named and left out: the run itself is done and saved. Without the extra ``report``
-    the curve is told in words.
+    the curve is given in words.
 
     Args:
         run: the run's folder; metrics.jsonl and samples.jsonl are read.
         console: where to print.
         next_command: a command to try next.
-        seconds: wall-clock time of the whole run, to be told.
+        seconds: wall-clock time of the whole run, to be shown.
     """
     rows, samples = read_metrics(run.metrics), read_samples(run.samples)
     absent = missing(PLOTS)
@@ -130,7 +130,7 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
 
 
 def paths(run: RunFolder) -> Text:
-    """Where the run's files are, a line each; only those that exist."""
+    """Return the paths of the run's files, a line each; only those that exist."""
     text = Text()
     for title, path in (
         ("curve", run.curve),

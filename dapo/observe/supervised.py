@@ -1,4 +1,4 @@
-"""What a person sees of a supervised run: its line, its tiles, its curve and its outcome are losses."""
+"""Output of a supervised run: its line, its tiles, its curve and its outcome are losses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_supervised(rows: Sequence[Row]) -> bool:
 
 
 def step_parts(metrics: Mapping[str, float]) -> list[str]:
-    """A step in a few words, the most important first."""
+    """Return a step in a few words, the most important first."""
     return [
         f"loss {number(metrics.get(TRAINED))}",
         f"epoch {metrics[MARK]:.2f}",
@@ -48,7 +48,7 @@ def step_parts(metrics: Mapping[str, float]) -> list[str]:
 
 
 def loss_table(rows: Sequence[Row]) -> Table:
-    """The first and the last loss, trained and held out, nats a token."""
+    """Return the first and the last loss, trained and held out, nats a token."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bright_black")
     for column in ("loss, nats a token", "first", "last"):
         table.add_column(column, justify="left" if column.startswith("loss") else "right")

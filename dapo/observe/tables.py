@@ -39,14 +39,14 @@ def repeated(values: Sequence[str | None], sizes: Sequence[int]) -> pa.Dictionar
 
 
 def offsets_of(rows: Iterable[Sized]) -> NDArray[np.int32]:
-    """Where each row begins in all of them laid end to end, and where the last one ends."""
+    """Return where each row begins when all are laid end to end, and where the last one ends."""
     return np.fromiter(itertools.accumulate(map(len, rows), initial=0), dtype=np.int32)
 
 
 def ragged(
     arrays: Sequence[NDArray[Any] | None], of: pa.DataType, offsets: NDArray[np.int32] | None = None
 ) -> pa.ListArray:
-    """A list column from numpy rows; None makes a null. ``offsets``: those of the rows, where they are known."""
+    """Return a list column from numpy rows; None makes a null. ``offsets``: those of the rows, if known."""
     rows = [array for array in arrays if array is not None]
     values: NDArray[Any] = np.concatenate(rows) if rows else np.empty(0, np.int8)
     values = values.astype(of.to_pandas_dtype(), copy=False)
@@ -57,7 +57,7 @@ def ragged(
 
 
 def lists(offsets: NDArray[np.int32], values: pa.Array, missing: NDArray[np.bool_] | None = None) -> pa.ListArray:
-    """Lists cut from ``values`` at ``offsets``; null where ``missing``."""
+    """Return lists cut from ``values`` at ``offsets``; null where ``missing``."""
     mask = None if missing is None else pa.array(missing)
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
@@ -78,7 +78,7 @@ class TableWriter:
     """Writes table files in a thread. Most of that is outside Python's lock, so training goes on meanwhile."""
 
     _MOST_TABLES = 8
-    """A file of more is written at once: that step takes long anyway, and its tables would all stand in memory."""
+    """A file of more is written at once: that step takes long anyway, and its tables would fill memory."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tables")
@@ -128,7 +128,8 @@ class TableWriter:
 
 
 def write_table_file(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """A Parquet file (zstd), one row group for each table. A crash at any instant leaves no half file at ``path``."""
+    """Write a Parquet file (zstd), one row group for each table. A crash at any instant leaves no half file at
+    ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     # Dictionaries and statistics of every column would cost more time than the compression does.

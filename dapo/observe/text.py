@@ -47,7 +47,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as a row of at most ``width`` bars, scaled between their least and greatest."""
+    """Return the last values as a row of at most ``width`` bars, scaled between their least and greatest."""
     # Bounded, so that neither a difference nor a sum overflows: a diverged run logs such numbers.
     finite = [max(-1e300, min(1e300, value)) for value in values if math.isfinite(value)]
     shown = _thin(finite, width)
@@ -60,7 +60,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _thin(values: list[float], width: int) -> list[float]:
-    """The whole history in ``width`` means of equal spans."""
+    """Return the whole history in ``width`` means of equal spans."""
     if len(values) <= width:
         return values
     edges = [len(values) * i // width for i in range(width + 1)]
@@ -75,12 +75,12 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share as a percentage; a dash where it was not measured."""
+    """Return a share as a percentage; a dash where it was not measured."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
 
 
 def number(value: float | None) -> str:
-    """A number in three figures; a dash where it was not measured."""
+    """Return a number in three figures; a dash where it was not measured."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:

@@ -1,6 +1,6 @@
 """RUN/tokens/step_NNNNNN.parquet: a few groups of a step token by token, one row a response.
 
-What the sampler thought of each token stands beside what the learner thought of it in its update. Groups that did not
+The sampler's numbers of each token are next to the learner's from its update. Groups that did not
 train have the sampler's numbers only, and so have responses of which no token carried loss.
 """
 
@@ -51,7 +51,7 @@ _ENDED = (Disposition.DISCARDED, Disposition.EXPIRED)
 
 
 def select_for_tokens(groups: Sequence[Group], count: int) -> list[Group]:
-    """The groups that are recorded token by token: the setting ``logging.tokens``.
+    """Return the groups that are recorded token by token: the setting ``logging.tokens``.
 
     ``count`` of those that train, evenly spread (copies are left out: their originals train too), and the middle one of
     those that will never train. A function of the step's groups, so that a resumed run chooses alike.
@@ -137,7 +137,7 @@ def token_table(
     offsets = offsets_of(completion.token_ids for completion in completions)
 
     def traced(name: str, of: pa.DataType) -> pa.ListArray:
-        """A column of the traces; null where there is none."""
+        """Return a column of the traces; null where there is none."""
         return ragged([None if trace is None else getattr(trace, name) for trace in found], of)
 
     columns = {
@@ -211,7 +211,7 @@ def write_tokens(
 
 
 def read_tokens(path: Path) -> pa.Table:
-    """The token records of one step.
+    """Return the token records of one step.
 
     Raises:
         DataError: there is no such file, or it holds no token records.

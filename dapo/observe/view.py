@@ -45,7 +45,7 @@ CLIPPED = 0.05
 
 @dataclass
 class RunState:
-    """What the console knows of a run. Times are seconds of the console's clock."""
+    """The console's view of a run. Times are seconds of the console's clock."""
 
     name: str
     total_steps: int
@@ -95,7 +95,7 @@ class RunState:
 
 
 def dashboard(state: RunState, width: int, now: float) -> RenderableType:
-    """The live view: progress, held-out accuracy, tiles."""
+    """Return the live view: progress, held-out accuracy, tiles."""
     inner = min(width, 200) - 4  # two border columns and one blank on either side
     parts: list[RenderableType] = [
         _progress(state, now),
@@ -123,7 +123,7 @@ def dashboard(state: RunState, width: int, now: float) -> RenderableType:
 
 
 def hint_lines(state: RunState) -> list[str]:
-    """What a person should look at now, from the last numbers alone; the report's rules look closer."""
+    """Return hints from the last numbers alone; the report's rules look closer."""
     lines = []
     best, last = state.best_validation, state.validation
     fall = best.get("validation/accuracy", 0.0) - last.get("validation/accuracy", 0.0)
@@ -140,7 +140,7 @@ def hint_lines(state: RunState) -> list[str]:
         lines.append(f"{percent(clipped, 0)} of the tokens are clipped: the steps may be too large")
     unscored = state.metrics.get("reward/unscored", 0)
     if unscored > 0:
-        lines.append(f"{unscored:.0f} responses unscored; the reasons stand in rollouts/")
+        lines.append(f"{unscored:.0f} responses unscored; the reasons are in rollouts/")
     return lines
 
 
@@ -234,7 +234,7 @@ def _validation(state: RunState, inner: int) -> RenderableType:
 
 
 def accuracy_text(metrics: Mapping[str, float], prefix: str, style: str = GOOD) -> Text:
-    """The held-out accuracy of ``prefix`` with its interval."""
+    """Return the held-out accuracy of ``prefix`` with its interval."""
     text = Text(percent(metrics.get(f"{prefix}accuracy")), style=f"bold {style}".strip())
     ends = interval(metrics.get(f"{prefix}accuracy_low"), metrics.get(f"{prefix}accuracy_high"))
     if ends:

@@ -18,7 +18,7 @@ def why(shares: Shares, rollouts: str = "rollouts/ of the run", cap: str = "") -
 
     Args:
         shares: what was judged.
-        rollouts: where the judged responses can be read, as the reader should be told.
+        rollouts: where the judged responses can be read, as the reader should see it.
         cap: what a step may spend, where that was met: "cap.groups = 4 x 32".
     """
     if shares.all_retired:
@@ -56,7 +56,7 @@ def _cause(shares: Shares, rollouts: str) -> str:
 
 
 def filling_line(progress: CollectProgress, cause: bool = True) -> str:
-    """A batch that takes long, as one line; it ends with the likely ``cause``."""
+    """Return one line on a batch that takes long; it ends with the likely ``cause``."""
     told = f"{heartbeat(progress)}, {progress.judged} groups judged."
     return f"{told} {why(progress.shares, _LATER)}" if cause else told
 
@@ -88,7 +88,7 @@ def _fractions(shares: Shares, rollouts: str) -> str:
 def _truncated(shares: Shares, rollouts: str) -> str:
     return (
         f"{_all_wrong(shares)}, and {_percent(shares.truncated)} of the responses are truncated: one that is cut off "
-        "seldom has an answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If "
+        "rarely has an answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If "
         "those that end by themselves are wrong too, the problems are too hard, or the verifier cannot read the "
         "answers."
     )
@@ -98,7 +98,7 @@ def _unread(shares: Shares, rollouts: str) -> str:
     return (
         f"{_all_wrong(shares)}, and the verifier found an answer in {_percent(shares.answered or 0.0)} of the "
         f"responses: it cannot read them. Look at {rollouts}; then ask for the form that it reads in data.instruction, "
-        "or mend the reward's settings."
+        "or fix the reward's settings."
     )
 
 
@@ -119,7 +119,7 @@ def _too_hard(shares: Shares, rollouts: str) -> str:
 
 
 def _larger_groups(shares: Shares) -> str:
-    """What a larger group would change: from the pass rates where they are known, else an example."""
+    """Return the effect of a larger group: from the pass rates if known, else an example."""
     now, more, known = shares.group_size, LARGER * shares.group_size, shares.hopeless
     if now < 2:
         return ", or start a run with a larger rollout.group_size."
@@ -160,7 +160,7 @@ def _too_few(shares: Shares, rollouts: str) -> str:
     reason, count = max(shares.unscored.items(), key=lambda item: item[1])
     return (  # `!r` makes the reason, which is untrusted, harmless
         said + f"most responses could not be scored, {count} of them because of {shorten(reason, 80)!r}. The column "
-        f"`unscored` of {rollouts} has the reasons in full; mend the reward function, or raise its timeout."
+        f"`unscored` of {rollouts} has the reasons in full; fix the reward function, or raise its timeout."
     )
 
 
@@ -197,7 +197,7 @@ def _need(shares: Shares) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share in prose: whole percents, yet never a false 0% or 100%."""
+    """Return a share in prose: whole percents, yet never a false 0% or 100%."""
     if 0.0 < share < 0.005:
         return "less than 1%"
     if 0.995 <= share < 1.0:

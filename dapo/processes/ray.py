@@ -34,7 +34,7 @@ from dapo.processes.ray_head import FOLDER, OwnCluster
 from dapo.processes.ray_said import NOT_LEFT, brief, unreachable
 from dapo.processes.ray_seat import Laden, Order, Seat, Seated, order_of, passed_on
 from dapo.processes.served import packed
-from dapo.processes.transport import HostLost, HostSpec
+from dapo.processes.transport import HostLost, HostSpec, Shipment
 from dapo.processes.watch import Life, lost_said
 from dapo.types.batch import Ticket
 
@@ -311,10 +311,10 @@ class RayTransport(PackedTransport[RayHost]):
 
     def call(self, host: RayHost, method: str, *args: Any) -> LineCall:
         """Queue a call, pickled now: later changes of its arguments have no effect. A ticket's files are sent first."""
-        shipped = [arg.shipment for arg in args if isinstance(arg, Ticket) and arg.shipment is not None]
+        shipped = [arg.cargo for arg in args if isinstance(arg, Ticket) and isinstance(arg.cargo, Shipment)]
         if not shipped:
             return super().call(host, method, *args)
-        bare = tuple(replace(arg, shipment=None) if isinstance(arg, Ticket) else arg for arg in args)
+        bare = tuple(replace(arg, cargo=None) if isinstance(arg, Ticket) else arg for arg in args)
         parts = [(one.folder, part) for one in shipped for part in one.parts]
         folders, references = zip(*parts, strict=True)
         return host.line.put(Laden(packed((method, bare)), folders, references))

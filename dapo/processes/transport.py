@@ -33,6 +33,21 @@ Host = Any
 ROOM = "dapo-carried-"
 """How folders begin through which a transport carries files; see ``CarriesFiles``."""
 
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """Files of a folder that have to be on the machine of the host that gets this; see ``CarriesFiles``.
+
+    As the ``cargo`` of a ticket that is an argument of a call, the transport lays them out before the call.
+
+    >>> Shipment("/dev/shm/dapo/000005", parts=("object 17",)).folder
+    '/dev/shm/dapo/000005'
+    """
+
+    folder: str
+    parts: tuple[Any, ...]  # what the transport knows them by
+
+
 Call = Any
 """A question to a host, answered or not, to be handed back to its transport and not looked into."""
 
@@ -96,7 +111,7 @@ class CarriesFiles(Protocol):
     """A transport between whose hosts' machines files can travel, past the driver."""
 
     def collect(self, hosts: Sequence[Host], folder: str) -> tuple[Any, ...]:
-        """Take the files of a folder from the machines of ``hosts``; what a ``Shipment`` knows them by.
+        """Take the files of a folder from the machines of ``hosts``; return the parts of a ``Shipment``.
 
         Raises:
             HostLost: a host is gone.

@@ -1,6 +1,6 @@
 """Groups, responses, tokens and prompts of a run, as a page shows them; what a person looks for is found by file.
 
-Groups stand in the order of their steps and files. The texts of a step are read when they are asked for; only a few
+Groups are in the order of their steps and files. The texts of a step are read when they are asked for; only a few
 numbers a group stay in memory (``rollout_index``).
 """
 
@@ -32,7 +32,7 @@ LONGEST_SEARCH = 1000
 
 
 def steps_of(run: RunContents) -> list[int]:
-    """The steps whose groups can be had."""
+    """Return the steps whose groups can be read."""
     return list(files_of(run))
 
 
@@ -52,7 +52,7 @@ def groups(
     limit: int = 50,
     offset: int = 0,
 ) -> tuple[list[GroupView], int]:
-    """Groups of a step without their responses, and how many there are in all.
+    """Return groups of a step without their responses, and how many there are in all.
 
     Args:
         run: the run.
@@ -113,7 +113,7 @@ def _summaries(run: RunContents, step: int | None, prompt_id: str | None) -> Ite
 
 
 def _having(run: RunContents, summary: Summary, text: str) -> BoolArray:
-    """The groups in which a text stands somewhere."""
+    """Return which groups contain a text anywhere."""
     pattern = utf8(text)[:LONGEST_SEARCH]
     hit = np.zeros(int(summary.size.sum()), np.bool_)
     with opened(run, summary.step) as (file, now), reading(summary.path):
@@ -169,7 +169,7 @@ def prompts(
 
 
 def prompt(run: RunContents, prompt_id: str) -> PromptView:
-    """A prompt and what each step made of it.
+    """Return a prompt and its result in each step.
 
     Raises:
         DataError: no step has a group of it.

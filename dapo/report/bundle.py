@@ -82,7 +82,7 @@ def run_view(run: RunContents, label: str, *, live: bool, budget: Budget) -> Run
 
 
 def definitions(keys: Iterable[str]) -> dict[str, Definition]:
-    """The glossary's lines of metrics; what it does not know is left out."""
+    """Return the glossary's lines of metrics; unknown ones are left out."""
     found: dict[str, Definition] = {}
     for key in keys:
         if metric := lookup(key):

@@ -66,7 +66,7 @@ class SizeMeter:
 
 
 def live_rollouts(run: RunContents, first: int = 50) -> RolloutsView:
-    """What a page of the server starts with: the newest step's groups. Everything else is asked for."""
+    """Return the first data of a server's page: the newest step's groups. Everything else is asked for."""
     steps, total = steps_of(run), 0
     shown: list[GroupView] = []
     for step in reversed(steps[-3:]):  # a file that is being removed or is damaged: the one before
@@ -171,7 +171,7 @@ def _halving(count: int) -> Iterator[int]:
 
 
 def _turns(run: RunContents, index: Index, steps: Iterable[int], most: int) -> Iterator[Place]:
-    """The first group of each step, then the second, and so on."""
+    """Yield the first group of each step, then the second, and so on."""
     queues = [(s, _within(run, index.summaries[s])) for s in steps]
     for turn in range(most):
         for s, queue in queues:
@@ -180,13 +180,13 @@ def _turns(run: RunContents, index: Index, steps: Iterable[int], most: int) -> I
 
 
 def _step_by_step(run: RunContents, index: Index, most: int | None) -> Iterator[Place]:
-    """Some groups of one step, then of another: a step of which there is one group alone says little."""
+    """Yield some groups of one step, then of another: a step of which there is one group alone says little."""
     for s in _halving(len(index.summaries)):
         yield from ((s, g) for g in _within(run, index.summaries[s])[:most])
 
 
 def _within(run: RunContents, summary: Summary) -> list[int]:
-    """The groups of a step: those with token records, then one of each kind, then the others in their order."""
+    """Order the groups of a step: those with token records, then one of each kind, then the others in their order."""
     recorded = token_groups(run, summary.step)
     kinds: dict[tuple[str | None, str | None], int] = {}
     for g, kind in enumerate(zip(summary.verdict, summary.disposition, strict=True)):
@@ -209,7 +209,8 @@ def _stories(index: Index) -> Iterator[Place]:
 def _fill(
     run: RunContents, index: Index, order: Iterator[Place], meter: SizeMeter, limit: int
 ) -> tuple[list[tuple[Place, GroupView]], list[str]]:
-    """Groups in their order until the bytes are spent. Token records are left out first, once they have had theirs."""
+    """Return groups in their order until the bytes are spent. Token records are left out first, once they have had
+    theirs."""
     chosen: list[tuple[Place, GroupView]] = []
     failed: dict[int, str] = {}
     tokens, too_large, more_tokens = 0, 0, True
@@ -260,7 +261,7 @@ def _load(
 
 
 def _histories(run: RunContents, index: Index, meter: SizeMeter, limit: float) -> list[PromptView]:
-    """The prompts with the longest histories."""
+    """Return the prompts with the longest histories."""
     names = sorted(index.by_prompt, key=lambda name: -len(index.by_prompt[name]))[:PROMPTS]
     visits = list(itertools.accumulate(len(index.by_prompt[name]) for name in names))
     kept, before = [], meter.packed
@@ -273,7 +274,7 @@ def _histories(run: RunContents, index: Index, meter: SizeMeter, limit: float) -
 
 
 def held_out_of(samples: Sequence[Sample]) -> list[HeldOut]:
-    """Validation problems with their answers over time, those that changed most first.
+    """Return validation problems with their answers over time, those that changed most first.
 
     Of several sampled answers of one evaluation the first; of many evaluations the ends and some between.
     """

@@ -16,7 +16,7 @@ LEFT_OUT = ("total/", "time/", "memory/")
 
 
 def labels_of(runs: Sequence[RunContents]) -> list[str]:
-    """A name for each run, none twice: the folder's, with the folders above it where two are alike."""
+    """Return a name for each run, none twice: the folder's, with the folders above it where two are alike."""
     parts = [run.folder.path.resolve().parts for run in runs]
     for depth in range(1, max((len(p) for p in parts), default=0) + 1):
         labels = [run.name if depth == 1 else "/".join(p[-depth:]) for run, p in zip(runs, parts, strict=True)]
@@ -33,7 +33,7 @@ def labels_of(runs: Sequence[RunContents]) -> list[str]:
 
 
 def families(runs: Sequence[RunContents]) -> dict[str, list[RunContents]]:
-    """Runs of one recipe with different seeds, where there are two and more.
+    """Return runs of one recipe with different seeds, where there are two and more.
 
     Two runs of the same seed (one that was killed, say, and its successor) are no sample of seeds: they make no family.
     """

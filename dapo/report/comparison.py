@@ -26,7 +26,7 @@ _STUDENT = (
 
 
 class _Measure(NamedTuple):
-    """What is compared: a metric, its name in a sentence, and whether a smaller value is better."""
+    """A compared metric, its name in a sentence, and whether a smaller value is better."""
 
     key: str
     name: str

@@ -14,7 +14,7 @@ LARGEST = 1e100
 
 
 def family_of(given: dict[str, Any]) -> str:
-    """A name that recipes of one family share.
+    """Return a name that recipes of one family share.
 
     Args:
         given: as YAML has it, so a key may be any value.

@@ -1,9 +1,9 @@
-"""Who may ask the local server, and how: an ASGI layer around all of its routes.
+"""Access rules of the local server: an ASGI layer around all of its routes.
 
-The pages show what a model wrote and how it was trained, and whoever opens any other site in the same browser lets that
-site send requests to this machine. So: reading only (GET, HEAD); a Host header that names this machine, or a site whose
-own name is pointed at 127.0.0.1 could read the answers (DNS rebinding); no answer to a script of another site; and
-headers that keep pages from being framed, cached, or guessed to be of another type.
+The pages show what a model wrote and how it was trained, and any other site that is open in the same browser can send
+requests to this machine. So: reading only (GET, HEAD); a Host header that names this machine, or a site whose own name
+is pointed at 127.0.0.1 could read the answers (DNS rebinding); no answer to a script of another site; and headers that
+keep pages from being framed, cached, or guessed to be of another type.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Guard:
 
 
 def host_name(host: str) -> str | None:
-    """The name or address in a Host header, lower case, without port and brackets; None where it is malformed."""
+    """Return the name or address in a Host header, lower case, without port and brackets; None if it is malformed."""
     try:
         parts = urlsplit(f"//{host.strip()}")
         parts.port  # noqa: B018  (raises where the port is no number)

@@ -11,12 +11,12 @@ from dapo.report.page_data import MachineView
 LONGEST = 200
 """Characters of a value: the file may be anyone's."""
 MOST = 50
-"""Sessions that are told, the last ones."""
+"""Sessions that are shown, the last ones."""
 _COMMIT = 12
 
 
 def machine_of(record: Any) -> MachineView | None:
-    """A line of the file; None where it is none."""
+    """Return a line of the file as a view; None if it is malformed."""
     if not isinstance(record, dict) or type(record.get("step")) is not int or not 0 <= record["step"] < 2**31:
         return None
     began = record.get("time")

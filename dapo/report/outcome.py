@@ -29,7 +29,8 @@ LEAST_LATE = 4
 
 
 def sentences_of(run: RunContents, advice: Sequence[Advice] | None = None) -> list[str]:
-    """The outcome in two to five sentences: how it ended if not well, what was learned, the cost, what stands out.
+    """Return the outcome in two to five sentences: how it ended if not well, what was learned, the cost, what stands
+    out.
 
     Args:
         run: as read.
@@ -101,7 +102,7 @@ def _learned(facts: Facts) -> str:
 
 
 def _imitated(facts: Facts) -> str:
-    """Of a supervised run: it has losses, and no accuracy."""
+    """Return the outcome of a supervised run, which has losses and no accuracy."""
     held_out = [row for row in facts.run.rows if row.get("validation/loss") is not None]
     if not held_out:
         return "The held-out loss was not measured (sft.validation, sft.every)."
@@ -193,8 +194,8 @@ def _cost(facts: Facts) -> str:
 
 
 def _stands_out(advice: Sequence[Advice], status: Status, facts: Facts) -> str:
-    """The worst warning that is not said yet; a fall of accuracy is, but is better than nothing. Its title
-    alone: the rest stands in the list of warnings."""
+    """Return the title of the worst warning that was not said yet. A fall of accuracy was, but is better than nothing.
+    The list of warnings has the rest."""
     worst = [a for a in advice if a["severity"] != "note" and a["rule"] != "batch_unfilled"]
     chosen = next((a for a in worst if a["rule"] != "validation_fell"), worst[0] if worst else None)
     if chosen is not None:
@@ -346,7 +347,7 @@ def _ends(rows: Sequence[dict[str, float]], key: str) -> tuple[float, float] | N
 
 
 def _widest(rows: Sequence[dict[str, float]]) -> str:
-    """The key of pass@k with the largest k above 1; "" for none."""
+    """Return the key of pass@k with the largest k above 1; "" for none."""
     widths = [
         int(key.removeprefix("validation/pass@"))
         for key in (rows[-1] if rows else ())

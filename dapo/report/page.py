@@ -106,7 +106,7 @@ class Live:
 
 
 def page_html(bundle: PageData | None = None, live: Live | None = None) -> str:
-    """The page of a bundle (a file: it asks for nothing), or of a server (it fetches from its own origin alone).
+    """Return the page of a bundle (a file: it asks for nothing), or of a server (it fetches from its own origin alone).
 
     Raises:
         DataError: neither or both were given, or a number of the bundle is not finite.
@@ -131,7 +131,7 @@ def document(
     data: dict[str, str],
     connect: str = "'none'",
 ) -> str:
-    """An HTML document whose policy lets run only the scripts named here.
+    """Return an HTML document whose policy lets run only the scripts named here.
 
     Args:
         title: plain text.
@@ -182,7 +182,7 @@ def packed(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """A title: what UTF-8 cannot hold and what does not print is replaced."""
+    """Return a title in which characters that UTF-8 cannot hold, or that do not print, are replaced."""
     whole = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in whole)
 
@@ -198,7 +198,7 @@ def _joined(names: Sequence[str], wrap: bool) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    """A file of the page. A closing tag in it would end its element, so it is refused."""
+    """Return a file of the page. A closing tag in it would end its element, so it is refused."""
     text = (ASSETS / name).read_text(encoding="utf-8").replace("\r\n", "\n")
     if "</script" in text.lower() or "</style" in text.lower() or "<!--" in text:
         raise DataError(f"{ASSETS / name} holds </script, </style or <!--, which would end its element in the page")

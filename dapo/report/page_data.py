@@ -1,4 +1,4 @@
-"""What a page is told: the one contract between the readers of run folders, the pages and the server.
+"""Data of a page: the one contract between the readers of run folders, the pages and the server.
 
 Everything is JSON. ``dapo report`` puts a ``PageData`` into the page; ``dapo view`` serves the same objects, so a page
 does not know which of the two made it. A number that is not finite or was not measured is None. Text comes from models
@@ -54,7 +54,7 @@ class Advice(TypedDict):
 
 
 class Thinned(TypedDict):
-    """What was left out so that the page stays small. ``kept == of``: nothing was."""
+    """Counts of data left out so that the page stays small. ``kept == of``: nothing was."""
 
     kept: int
     of: int
@@ -147,7 +147,7 @@ class GroupView(TypedDict):
 
 
 class Visit(TypedDict):
-    """What one step made of a prompt."""
+    """Result of one step for a prompt."""
 
     step: int
     group: int
@@ -181,7 +181,8 @@ class HeldOut(TypedDict):
 
 
 class RolloutsView(TypedDict):
-    """What the browser shows: in a report what fits, in the view the newest step, with the rest on demand."""
+    """Rollouts that the browser shows: in a report those that fit, in the view the newest step, with the rest on
+    demand."""
 
     steps: list[int]  # steps whose groups can be had
     groups: list[GroupView]

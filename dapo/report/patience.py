@@ -1,4 +1,4 @@
-"""Connections that stand still are dropped: a request that comes a byte at a time, an answer that nobody takes.
+"""Drop connections that hang: a request that comes a byte at a time, an answer that is never read.
 
 uvicorn has a limit for the pause between two requests, which any byte ends, and none for a request's head or for an
 answer. Each such connection would hold a file descriptor of this process for as long as the other side likes.

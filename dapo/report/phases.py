@@ -1,4 +1,4 @@
-"""Which phases a step's row and a run's spans tell of, in one order everywhere."""
+"""Phases of a step's row and of a run's spans, in one order everywhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def phases_of_row(row: Row) -> list[str]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Who works beside the driver, then phases in the order of the glossary, each once; unknown ones behind."""
+    """Return processes other than the driver, then phases in the glossary's order, each once; unknown ones last."""
     found = list(dict.fromkeys(names))
     known = (START, *BESIDE, *PHASES)
     return [name for name in known if name in found] + [name for name in found if name not in known]

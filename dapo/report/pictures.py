@@ -52,7 +52,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What has a colour of its own: a run, or a family of seeds."""
+    """A run or a family of seeds, drawn in its own colour."""
 
     name: str
     colour: str
@@ -384,7 +384,8 @@ def _curve(run: RunView, key: str) -> Curve:
 
 
 def _name(runs: Sequence[RunView]) -> str:
-    """Of one run its label, and how it ended if not well; of seeds what their labels begin with, or all of them."""
+    """Return the name of a run, with its end if not good; for seeds the common beginning of their labels, or all of
+    them."""
     labels = [run["label"] for run in runs]
     if len(labels) == 1:
         status = runs[0]["status"]
@@ -397,7 +398,7 @@ def _name(runs: Sequence[RunView]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name as it stands: no formula, no line break; one that begins with `_` is not left out of the legend."""
+    """Return a name as it is: no formula, no line break; one that begins with `_` is not left out of the legend."""
     safe = shorten(clean(text, newlines=False), LONGEST_NAME).replace("$", r"\$")
     return f" {safe}" if safe.startswith("_") else safe
 

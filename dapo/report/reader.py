@@ -1,4 +1,4 @@
-"""From a run folder to a ``RunContents``: everything a page tells of a run, apart from its rollouts.
+"""Read a run folder into a ``RunContents``: everything that a page shows of a run, apart from its rollouts.
 
 The folder may belong to a run that is going on, that was killed in the middle of a line, or that another version wrote.
 Nothing here raises for that: what cannot be read is left out, and ``RunContents.notes`` says so. Nothing is written.
@@ -72,7 +72,7 @@ class _Mark(NamedTuple):
 
 @dataclass
 class RunContents:
-    """What a run folder holds. What could not be read is empty or None, and ``notes`` says why."""
+    """Contents of a run folder. Unreadable parts are empty or None, and ``notes`` says why."""
 
     folder: RunFolder
     name: str  # of the folder
@@ -95,7 +95,7 @@ class RunContents:
 
     @property
     def within(self) -> Path:
-        """Where its files have to lie once links are followed."""
+        """Folder that must hold the run's files once links are followed."""
         return self.root or self.folder.path
 
     @property
@@ -105,7 +105,7 @@ class RunContents:
 
     @property
     def last_step(self) -> int:
-        """Of the last row; 0 where there is none."""
+        """Step of the last row; 0 if there is none."""
         return int(self.rows[-1]["step"]) if self.rows else 0
 
 
@@ -239,7 +239,7 @@ def _is_ours(status: dict[str, Any] | None) -> bool:
 
 
 def _tail(run: RunContents, path: Path) -> list[str]:
-    """The last lines of a text file, however long it is."""
+    """Return the last lines of a text file, however long it is."""
     try:
         with open_regular(path, run.within) as file:
             size = file.seek(0, os.SEEK_END)
@@ -302,7 +302,7 @@ def _read_lines(
 
 
 def _still(file: BinaryIO, inode: int, mark: _Mark) -> bool:
-    """Whether what was read before stands in the file as it was."""
+    """Return whether the part of the file that was read before is unchanged."""
     if inode != mark.inode:
         return False
     file.seek(mark.offset - len(mark.before))
@@ -310,7 +310,7 @@ def _still(file: BinaryIO, inode: int, mark: _Mark) -> bool:
 
 
 def _parse(lines: list[bytes]) -> Iterable[Any]:
-    """The JSON values of lines; None for a line that is no JSON."""
+    """Yield the JSON values of lines; None for a line that is no JSON."""
     try:
         records: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
         if len(records) == len(lines):  # else a line held several values
@@ -333,7 +333,7 @@ def _step(record: Any) -> int | None:
 
 
 def _number(value: Any) -> float | int | None:
-    """A finite number that may have been measured; None for everything else that JSON may hold."""
+    """Return a finite number that may have been measured; None for everything else that JSON may hold."""
     kind = type(value)
     if kind is float:
         return value if abs(value) <= LARGEST else None  # so neither inf nor nan

@@ -1,7 +1,7 @@
 """Which groups a run's rollout files hold, without their texts: a few numbers a group, kept in memory by file.
 
 A file is read again only when its time or size changed, so a server can ask at every click. Files that cannot be read
-are told, not raised. Every function may be called from several threads.
+are reported, not raised. Every function may be called from several threads.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Summary:
         return len(self.group)
 
     def find(self, group: int) -> int | None:
-        """The place of a group by its id."""
+        """Return the place of a group by its id."""
         found = np.flatnonzero(self.group == group)
         return int(found[0]) if len(found) else None
 
@@ -142,13 +142,13 @@ def index_of(run: RunContents) -> Index:
 
 
 def correct_at_of(run: RunContents) -> float:
-    """The accuracy from which a response is correct."""
+    """Return the accuracy from which a response is correct."""
     return run.recipe.algorithm.dynamic_sampling.correct_at if run.recipe else 1.0
 
 
 @contextmanager
 def opened(run: RunContents, step: int) -> Iterator[tuple[ParquetSource, Summary]]:
-    """A step's file and what it holds; both are of one moment, even if the file is replaced meanwhile.
+    """Yield a step's file and its summary; both are of one moment, even if the file is replaced meanwhile.
 
     Raises:
         DataError: no rollouts of that step, or a damaged file.
@@ -172,7 +172,7 @@ def _paths(run: RunContents, step: int) -> list[Path]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What may go wrong with a parquet file, as one error."""
+    """Turn what may go wrong with a parquet file into one error."""
     try:
         yield
     except TooLarge as error:
@@ -256,12 +256,12 @@ def _summarise(source: ParquetSource, step: int, path: Path, correct_at: float) 
 
 
 def whole(column: pa.ChunkedArray) -> IntArray:
-    """A column of whole numbers; -1 where there is none."""
+    """Return a column of whole numbers; -1 where there is none."""
     return np.asarray(pc.fill_null(pc.cast(column, pa.int64()), -1).to_numpy(), np.int64)
 
 
 def numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """A column of numbers; nan where there is none, or where it is not finite."""
+    """Return a column of numbers; nan where there is none, or where it is not finite."""
     values = np.array(pc.cast(column, pa.float64()).to_numpy(), np.float64)
     values[~np.isfinite(values)] = np.nan
     return values

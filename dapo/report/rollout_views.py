@@ -62,7 +62,8 @@ def why(verdict: str | None, disposition: str | None) -> str:
 def views(
     run: RunContents, step: int, places: Sequence[int], *, whole: bool = False, tokens: bool = True
 ) -> list[GroupView]:
-    """Groups by their places in the summary of a step, with their responses where ``whole``, and then with ``tokens``.
+    """Return groups by their places in the summary of a step, with their responses if ``whole``, and then with
+    ``tokens``.
 
     Raises:
         DataError: a damaged file.
@@ -85,7 +86,7 @@ def views(
 def rows_of(
     source: ParquetSource, summary: Summary, places: Sequence[int], columns: Sequence[str], whole: bool
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The rows of groups (the first alone unless ``whole``), from the row groups that hold them alone."""
+    """Yield the rows of groups (the first alone unless ``whole``), from the row groups that hold them alone."""
     starts = np.concatenate([[0], np.cumsum(source.counts)]).astype(np.int64)
     held: OrderedDict[int, pa.Table] = OrderedDict()
     for place in places:
@@ -199,7 +200,7 @@ def _finite(value: Any) -> float | None:
 
 
 def token_groups(run: RunContents, step: int) -> frozenset[int]:
-    """The groups of a step with token records; none where the file is missing or damaged."""
+    """Return the groups of a step with token records; none if the file is missing or damaged."""
     path = run.folder.tokens_file(step)
     try:
         check_regular(path, run.within)

@@ -2,7 +2,7 @@
 
 A name is a path below the folder, with slashes, as in ``sweep/seed_1``. Names come from the network, so a name is taken
 apart and looked at before the file system is asked, and what it leads to has to lie below the folder once every link in
-it is followed. The files of a run are held to the same: a run may have been unpacked from somebody's archive.
+it is followed. The files of a run are held to the same: a run may have been unpacked from an archive.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BadName(ValueError):
 
 
 class FoundRuns(NamedTuple):
-    """What lies below the folder."""
+    """Runs below the folder."""
 
     names: tuple[str, ...]
     led_out: int  # links to folders outside, and runs that hold such links: not shown
@@ -83,7 +83,7 @@ class RunsFolder:
         return cls(real)
 
     def find(self) -> FoundRuns:
-        """The runs below the folder, in no order worth knowing; at most a second old."""
+        """Return the runs below the folder, unordered; at most a second old."""
         now = time.monotonic()
         if self._found is None or now - self._found[0] > _SCAN_SECONDS:
             self._found = (now, self._scan())
@@ -129,7 +129,7 @@ class RunsFolder:
         return folders, is_run, led_out
 
     def path_of(self, name: str) -> Path:
-        """The folder of a run.
+        """Return the folder of a run.
 
         Raises:
             BadName: the name is malformed.
@@ -182,7 +182,7 @@ class RunsFolder:
 
 
 def fingerprint(run: Path) -> Fingerprint:
-    """Of a run as it stands: equal to an earlier one where no file that pages show has changed.
+    """Return a run's fingerprint: equal to an earlier one if no file that pages show has changed.
 
     A stat a file and one question to the kernel: whether a process holds the run, for a killed one changes no file. Of
     a run that says it goes on, the page also tells how long it has been silent, so its print changes with time.
@@ -216,7 +216,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
-    """What a folder holds; nothing where it cannot be read, or went while it was read."""
+    """Yield the entries of a folder; none if it cannot be read, or vanished meanwhile."""
     try:
         with os.scandir(path) as entries:
             yield from entries
@@ -225,7 +225,7 @@ def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a file's name can stand in an address: names on Linux are bytes, with line ends if one likes."""
+    """Return whether an address can hold a file's name: names on Linux are bytes, with line ends if one likes."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -234,10 +234,10 @@ def _is_text(name: str) -> bool:
 
 
 def address_of(name: str) -> str:
-    """Where the server shows a run."""
+    """Return the address at which the server shows a run."""
     return "/run/" + quote(name, safe="/")
 
 
 def brief_name(name: str) -> str:
-    """A name for a message: quoted, and cut where it is long."""
+    """Return a name for a message: quoted, and cut if it is long."""
     return repr(name if len(name) <= 80 else name[:77] + "...")

@@ -62,7 +62,7 @@ class BadQuestion(ValueError):
 
 
 def make_app(folder: RunsFolder, hosts: Iterable[str] = (), any_address: bool = False, version: str = "") -> ASGIApp:
-    """The server's application.
+    """Return the server's application.
 
     Args:
         folder: the runs to show.
@@ -89,7 +89,7 @@ def make_app(folder: RunsFolder, hosts: Iterable[str] = (), any_address: bool = 
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """What speaks HTTP around ``app``; hand ``run`` or ``serve`` listening sockets. It keeps no log of requests."""
+    """Return the HTTP server around ``app``; give ``run`` or ``serve`` listening sockets. It logs no requests."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -117,19 +117,19 @@ class Pages:
     # ------------------------------------------------------------------------------------------------------ pages
 
     def runs_page(self, request: Request) -> Response:
-        """The list; where one run is served, its page."""
+        """Answer with the list; if one run is served, with its page."""
         if self.folder.only is not None:
             return RedirectResponse(address_of(self.folder.only), status_code=302)
         return _page(_runs_html(folder_name(self.folder)))
 
     def run_page(self, request: Request) -> Response:
-        """The page of a run."""
+        """Answer with the page of a run."""
         name = request.path_params["name"]
         self.folder.path_of(name)
         return _page(page_html(live=Live(run=name, api="/api/", alone=self.folder.only is not None)))
 
     def compare_page(self, request: Request) -> Response:
-        """The page of several runs."""
+        """Answer with the page of several runs."""
         names = self._names(request.query_params)
         return _page(page_html(live=Live(run=", ".join(names), api="/api/")))
 
@@ -154,7 +154,7 @@ class Pages:
         return _send(request, pack(lambda: content))
 
     def bundle(self, request: Request) -> Response:
-        """A ``PageData``."""
+        """Answer with a ``PageData``."""
         names = self._names(request.query_params)
 
         def make() -> PageData:
@@ -166,7 +166,7 @@ class Pages:
         return _send(request, self.shelf.answer(("bundle", *names), names, make))
 
     def groups(self, request: Request) -> Response:
-        """``{groups: GroupView[], total}``, without responses."""
+        """Answer with ``{groups: GroupView[], total}``, without responses."""
         ask = request.query_params
         step = _number(ask, "step")
         filters: dict[str, Any] = {
@@ -188,7 +188,7 @@ class Pages:
         return self._about_run(request, (step, *filters.values()), find)
 
     def group(self, request: Request) -> Response:
-        """A ``GroupView``, whole, or null."""
+        """Answer with a ``GroupView``, whole, or null."""
         step, group = _needed(request, "step"), _needed(request, "group", 2**63 - 1)
 
         def find(run: RunContents) -> GroupView | None:
@@ -211,7 +211,7 @@ class Pages:
         return self._about_run(request, (text, *part.values()), find)
 
     def prompt(self, request: Request) -> Response:
-        """A ``PromptView``, or null."""
+        """Answer with a ``PromptView``, or null."""
         wanted = _text(request.query_params, "id")
         if wanted is None:
             raise BadQuestion("id is missing: the prompt's, as in a group's prompt_id")
@@ -238,7 +238,7 @@ class Pages:
         return _send(request, self.shelf.answer(key, [name], lambda: find(self.shelf.run(name))))
 
     def _names(self, ask: QueryParams) -> list[str]:
-        """The runs that a query names, each once. Raises where there is none, or too many."""
+        """Return the runs that a query names, each once. Raises if there is none, or too many."""
         names = list(dict.fromkeys(ask.getlist("run")))
         if not 1 <= len(names) <= MOST_RUNS:
             raise BadQuestion(f"the query names {len(names)} runs; expected 1 to {MOST_RUNS}, each as run=NAME")
@@ -257,7 +257,7 @@ class Pages:
 
 
 def _number(ask: QueryParams, name: str, least: int = 0, most: int = LARGEST) -> int | None:
-    """A whole number of the query; None where it is absent or empty."""
+    """Return a whole number of the query; None if it is absent or empty."""
     given = ask.get(name, "")
     if given == "":
         return None
@@ -278,7 +278,7 @@ def _needed(request: Request, name: str, most: int = LARGEST) -> int:
 
 
 def _text(ask: QueryParams, name: str) -> str | None:
-    """A text of the query; None where it is absent or empty."""
+    """Return a text of the query; None if it is absent or empty."""
     given = ask.get(name, "")
     if len(given) > LONGEST_TEXT:
         raise BadQuestion(f"{name} has {len(given)} characters, expected at most {LONGEST_TEXT}")
@@ -296,7 +296,7 @@ def _flag(ask: QueryParams, name: str) -> bool | None:
 
 
 def _send(request: Request, answer: JsonPayload) -> Response:
-    """The answer; or 304 where the asker has it already."""
+    """Return the answer; or 304 if the client has it already."""
     tag = f'W/"{answer.tag}"'
     headers = {"etag": tag, "vary": "accept-encoding", "server-timing": f"cpu;dur={answer.seconds * 1000:.0f}"}
     if tag in [given.strip() for given in request.headers.get("if-none-match", "").split(",")]:
@@ -308,7 +308,7 @@ def _send(request: Request, answer: JsonPayload) -> Response:
 
 
 def _page(text: str) -> Response:
-    """A page, with its own policy as a header too, where it can also forbid being framed."""
+    """Return a page, with its own policy as a header too, where it can also forbid being framed."""
     found = _POLICY.search(text)
     assert found is not None, "the page names no policy"
     policy = html.unescape(found[1]) + "; frame-ancestors 'none'"

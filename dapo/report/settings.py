@@ -13,7 +13,7 @@ from dapo.config.load import difference_from_preset
 from dapo.config.schema import Recipe
 
 NOT_THERE = "none"
-"""In a difference: that side has no such item in its list. (A text would stand in quotes.)"""
+"""In a difference: that side has no such item in its list. (A text would be in quotes.)"""
 
 
 def difference_of(recipe: Recipe) -> list[tuple[str, str, str]]:
@@ -48,7 +48,8 @@ def made_of(recipe: Recipe | None) -> list[tuple[str, str]]:
 
 
 def _leaves_that_differ(was: BaseModel | None, now: BaseModel | None) -> Iterator[tuple[str, str, str]]:
-    """Of an item that one side alone has: its first setting, and those that are not as by default."""
+    """Yield the differing settings. Of an item that one side alone has: its first setting, and those that are not the
+    default."""
     sides = [{} if side is None else side.model_dump(mode="json") for side in (was, now)]
     for side in (was, now):
         if side is not None and None in (was, now):

@@ -1,4 +1,4 @@
-"""What the server keeps in memory: runs as last read, lines of the list, and finished answers.
+"""Memory of the server: runs as last read, lines of the list, and finished answers.
 
 A page asks every other second, and nearly always nothing has changed: then the answer is a stat a file. When a run has
 grown, only what was appended is parsed. Several threads may ask at once; who asks for what is being made waits for it.
@@ -83,7 +83,7 @@ class Recent(OrderedDict[Key, Value]):
 
 @dataclass
 class _Slot:
-    """What is known under one key, and the lock of whoever makes it."""
+    """Value under one key, and the lock of its maker."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     seen: Fingerprint | None = None
@@ -106,7 +106,7 @@ class Shelf:
     # ------------------------------------------------------------------------------------------------------- runs
 
     def run(self, name: str, light: bool = False) -> RunContents:
-        """A run as it stands now. ``light``: without samples and spans, where only a line of the list is wanted.
+        """Return a run as it is now. ``light``: without samples and spans, enough for a line of the list.
 
         Raises:
             BadName, NoSuchRun: see ``RunsFolder.path_of``.
@@ -138,7 +138,7 @@ class Shelf:
     # ------------------------------------------------------------------------------------------------------- list
 
     def lines(self, patience: float | None = None) -> tuple[list[RunLine], int]:
-        """A line for each run below the folder, newest first, and how many runs have not been read yet.
+        """Return a line for each run below the folder, newest first, and how many runs have not been read yet.
 
         Args:
             patience: seconds after which runs are left for the next call, the newest ones having had their turn;
@@ -223,7 +223,7 @@ class Shelf:
     # ---------------------------------------------------------------------------------------------------- answers
 
     def answer(self, key: Hashable, names: Sequence[str], make: Callable[[], Any]) -> JsonPayload:
-        """The answer to a question about some runs, from memory where the runs have not changed.
+        """Return the answer to a question about some runs, from memory if the runs have not changed.
 
         Args:
             key: of the question.
@@ -288,7 +288,7 @@ def _unreadable(name: str) -> RunLine:
 
 
 def _points(run: RunContents, key: str) -> list[tuple[int, float | None]]:
-    """A metric over steps, where it was measured; of many steps, the means of equal stretches of them."""
+    """Return a metric over steps, where it was measured; of many steps, the means of equal stretches of them."""
     seen = [(int(row["step"]), float(row[key])) for row in run.rows if row.get(key) is not None]
     if len(seen) <= POINTS:
         return [(step, value) for step, value in seen]
@@ -298,5 +298,5 @@ def _points(run: RunContents, key: str) -> list[tuple[int, float | None]]:
 
 
 def folder_name(folder: RunsFolder) -> str:
-    """The served folder for a page: the last part of its path alone, for pages are shown to others."""
+    """Return the served folder for a page: the last part of its path alone, for pages are shown to others."""
     return (folder.root / (folder.only or "")).name or "/"

@@ -31,7 +31,7 @@ _WELL = ("running", "finished")
 
 
 def status_of(run: RunContents, now: float | None = None) -> Status:
-    """The state of a run, in words that end with what to type next.
+    """Return the state of a run, in words that end with what to type next.
 
     Args:
         run: as read.

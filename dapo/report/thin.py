@@ -1,4 +1,4 @@
-"""Metrics in as many points as a page can draw, so that nothing is lost unsaid.
+"""Thin metrics to as many points as a page can draw, and say what was left out.
 
 A point stands for a stretch of steps: its value is the mean, and the least and greatest value of the stretch go with
 it, so that a spike of one step stays visible. The first and the last step are points of their own.
@@ -68,7 +68,7 @@ def curves_of(rows: Sequence[Row], points: int = POINTS) -> Curves:
 
 
 def matrix_of(rows: Sequence[Row], keys: Sequence[str] | None = None) -> tuple[list[str], Matrix]:
-    """The rows as numbers: keys in order of appearance, and the matrix [rows, keys]."""
+    """Return the rows as numbers: keys in order of appearance, and the matrix [rows, keys]."""
     keys = list(dict.fromkeys(key for row in rows for key in row if key != "step")) if keys is None else list(keys)
     values = [[row.get(key) for key in keys] for row in rows]
     return keys, np.array(values, np.float64).reshape(len(rows), len(keys))  # None becomes nan

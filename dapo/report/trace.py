@@ -1,4 +1,4 @@
-"""Where the time went: spans.jsonl as a file for Perfetto or chrome://tracing, and as the page's timeline.
+"""Spans of a run: spans.jsonl as a file for Perfetto or chrome://tracing, and as the page's timeline.
 
 The trace event format counts in microseconds: https://perfetto.dev/docs/getting-started/other-formats
 """
@@ -32,7 +32,7 @@ Event = dict[str, Any]
 
 
 def spans_of(run: RunContents) -> tuple[list[Span], str]:
-    """A run's spans in order of time, and a sentence on where they come from where they were not recorded.
+    """Return a run's spans in order of time, and a sentence on their source if they were not recorded.
 
     A run without spans.jsonl has its phases' seconds in its metrics: they are laid one behind the other.
     """
@@ -52,7 +52,7 @@ def spans_of(run: RunContents) -> tuple[list[Span], str]:
 
 
 def timeline_of(run: RunContents, limit: int = SPANS) -> Timeline:
-    """The page's timeline, in at most ``limit`` spans (but one a phase): those of neighbouring steps are merged."""
+    """Return the page's timeline, in at most ``limit`` spans (but one a phase): neighbouring steps are merged."""
     spans, note = spans_of(run)
     origin = spans[0].start if spans else 0.0
     phases = in_order(span.name for span in spans)
@@ -126,7 +126,8 @@ def _merge(spans: Sequence[Span], bucket: dict[int, int]) -> list[Span]:
 
 
 def trace_of(runs: Sequence[tuple[str, RunContents]]) -> dict[str, Any]:
-    """A trace that Perfetto opens: a process for each (label, run), a track for each phase, counters beside them.
+    """Return a trace that Perfetto opens: a process for each (label, run), a track for each phase, counters next to
+    them.
 
     Every run starts at 0, so that runs of different days lie below one another.
     """

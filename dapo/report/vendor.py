@@ -82,7 +82,7 @@ LIBRARIES = (
 
 
 def without_source_map(content: bytes) -> bytes:
-    """The file less its pointer to a source map, which a browser's tools would ask the network for."""
+    """Return the file less its pointer to a source map, which a browser's tools would ask the network for."""
     return _SOURCE_MAP.sub(b"\n", content)
 
 
@@ -112,7 +112,7 @@ def fetch(library: Library, folder: Path = FOLDER) -> None:
             for inside, here, sha256 in library.files:
                 member = archive.extractfile(inside)
                 if member is None:
-                    raise DataError(f"{name} holds no file {inside}: a folder or a link stands there")
+                    raise DataError(f"{name} holds no file {inside}: it is a folder or a link")
                 content = expect(without_source_map(member.read()), sha256, here)
                 (folder / here).write_bytes(content)
 

@@ -43,7 +43,7 @@ def brief(text: str, limit: int) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """The first of several sentences; a full stop in a number or a name ends none."""
+    """Return the first of several sentences; a full stop in a number or a name ends none."""
     return sentence(re.split(r"(?<=[.!?])\s+(?=[A-Z])", text.strip(), maxsplit=1)[0])
 
 

@@ -1,4 +1,4 @@
-"""What ``dapo report`` leaves behind: report.html, trace.json and pictures, and no byte anywhere else."""
+"""Files of ``dapo report``: report.html, trace.json and pictures, and no byte anywhere else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILLED = 0.97
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """What was written, and what the page says."""
+    """Written files, and the page's data."""
 
     files: list[Path]
     bundle: PageData
@@ -59,7 +59,7 @@ def write_report(runs: Sequence[RunContents], folder: Path, limit: int = 10_000_
 
 
 def _page(runs: Sequence[RunContents], limit: int) -> tuple[str, PageData]:
-    """The page, with as many rollouts as fit beside everything else."""
+    """Return the page, with as many rollouts as fit next to everything else."""
     budget, size = Budget(rollout_bytes=0), 0
     for _ in range(4):
         size = len(page_html(bundle_of(runs, live=False, budget=budget)))

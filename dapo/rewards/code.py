@@ -24,7 +24,7 @@ START_SECONDS = 150.0
 
 @dataclass(frozen=True, slots=True)
 class CodeSettings:
-    """What a recipe says of such a reward, in a form that travels to workers."""
+    """Settings of a code reward from the recipe; they can be pickled for workers."""
 
     tests: str = "tests"
     entry_point: str | None = None
@@ -36,7 +36,7 @@ class CodeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a program.
+    """Result of a program.
 
     Attributes:
         passed: for each test, whether it passed.

@@ -83,7 +83,7 @@ class CompositeScorer:
             stays = runs_in_the_driver(verifier.function, sent) is not None
             ours = reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}
             if stays or ours or (reward.kind == "exact" and reward.pattern is None):  # nothing in them can take long
-                self._inline[index] = make_judge(verifier)
+                self._inline[index] = make_judge(verifier, warm=not ours)
             else:
                 self._remote[index] = len(verifiers)
                 verifiers.append(verifier)
@@ -139,7 +139,8 @@ class CompositeScorer:
             self._finish(ticket)
 
     def poll(self, timeout: float | None = None) -> list[tuple[Key, Score]]:
-        """Finished scores, ordered by key. timeout 0: what is there; None: wait until one is (or nothing is pending).
+        """Return finished scores, ordered by key. timeout 0: those that are ready; None: wait until one is (or nothing
+        is pending).
 
         Raises:
             RewardError: the user's reward function could never be loaded.
@@ -235,7 +236,7 @@ class CompositeScorer:
         self._ready.append((pending.key, score))
 
     def _known_names(self, score: Score) -> Score:
-        """The score, unless it brings a run more names than it can have metrics."""
+        """Return the score, unless it brings a run more names than it can have metrics."""
         if score.values.keys() <= self._names:
             return score
         new = score.values.keys() - self._names
@@ -319,7 +320,7 @@ def build_scorer(
     memory_mib: int | None = MEMORY_MIB,
     sandbox: SandboxSettings = LOCAL,
 ) -> CompositeScorer:
-    """The scorer of a recipe.
+    """Return the scorer of a recipe.
 
     ``exact`` without a pattern and signed_sum's own scorer run in the driver: their time grows in proportion to the
     text. So do patterns, for a moment (``hasty``). Everything else (patterns that take longer, ``math``, reasoning-gym,

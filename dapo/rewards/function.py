@@ -51,7 +51,7 @@ def load_function(path: str) -> RewardFunction:
 
 
 def read_values(result: Any, name: str) -> dict[str, float]:
-    """What a verifier returned, as finite numbers by name.
+    """Return a verifier's result as finite numbers by name.
 
     Args:
         result: a number (bool, int, float, numpy scalar, 0-d tensor...), which becomes the value ``name``; or a dict of

@@ -1,4 +1,4 @@
-"""What a reward's kind stands for: how an answer is read, judged, and made a vote. Imports no torch."""
+"""Judges of a reward's kind: how an answer is read, judged, and made a vote. Imports no torch."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ class Judge:
         return found.hexdigest()
 
 
-def make_judge(verifier: Verifier, seconds: float | None = None) -> Judge:
-    """The judge that a description stands for, with its imports done.
+def make_judge(verifier: Verifier, seconds: float | None = None, *, warm: bool = True) -> Judge:
+    """Make the judge of a description, with its imports done.
 
     Args:
         verifier: the description.
         seconds: that a pattern may take for a response, or ``TookLong`` is raised; None: as long as it likes.
+        warm: import what tasks of reasoning-gym need; False: no problem is of one.
 
     Raises:
         RewardError: a pattern that is none, or a function that cannot be loaded.
@@ -83,7 +84,8 @@ def make_judge(verifier: Verifier, seconds: float | None = None) -> Judge:
         math.warm_up()
         return Judge(verifier.name, lambda _, completion: math.extract_answer(completion.text), _score_math)
     if verifier.kind == "task":
-        warm_up()
+        if warm:
+            warm_up()
         return Judge(verifier.name, lambda prompt, done: read_answer(prompt, done.text), _score_task, per_prompt=True)
     if verifier.kind == "code":
         assert verifier.code is not None

@@ -1,4 +1,4 @@
-"""What lost verdicts and lost workers cost, and when that is worth a word."""
+"""Costs of lost verdicts and lost workers, and when they are worth a message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Losses:
         self._tell_limits_at = self._tell_starts_at = TOLD_SECONDS
 
     def timed_out(self, seconds: float) -> None:
-        """An item ran into its time limit of ``seconds``."""
+        """Count an item that ran into its time limit of ``seconds``."""
         self.timeouts += 1
         self._limits += seconds
         if self._limits >= self._tell_limits_at:
@@ -39,7 +39,7 @@ class Losses:
             )
 
     def started(self, seconds: float) -> None:
-        """A worker is ready, ``seconds`` after its start; when others were lost, it stands in the place of one."""
+        """Count a worker that is ready ``seconds`` after its start; when others were lost, it replaces one."""
         if not self.restarts:
             return
         self._starts += seconds

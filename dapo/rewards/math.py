@@ -27,7 +27,7 @@ _MAX_MARKED = 2 * MAX_ANSWER  # characters of an answer with what surrounds it; 
 
 
 def extract_answer(text: str) -> str | None:
-    """The last marked answer of a response, without its mark; None when there is none.
+    """Return the last marked answer of a response, without its mark; None when there is none.
 
     Time grows in proportion to the text. An answer too long to be one comes back cut, and longer than ``MAX_ANSWER``.
     """
@@ -104,7 +104,7 @@ def _without_spaces(text: str) -> str:
 
 
 def as_integer(answer: str) -> int | None:
-    """The whole number an answer is (without a dollar sign, thousands marks, degree sign or unit); else None."""
+    """Return the whole number an answer is (without a dollar sign, thousands marks, degree sign or unit); else None."""
     if len(answer) > MAX_ANSWER:  # also because Python converts no more than 4300 digits
         return None
     text = _UNIT_TAIL.sub("", _THOUSANDS.sub("", answer.strip()))
@@ -115,7 +115,7 @@ def as_integer(answer: str) -> int | None:
 
 
 def as_words(answer: str) -> str | None:
-    r"""An answer that is words ("Evelyn", ``\text{east}``), in lower case; None for anything mathematical."""
+    r"""Return an answer that is words ("Evelyn", ``\text{east}``), in lower case; None for anything mathematical."""
     text = " ".join(_TEXT.sub(r"\1", answer).split()).strip(" .()")
     return text.lower() if _WORDS.match(text) else None
 
@@ -202,7 +202,7 @@ def judge_answer(answer: str | None, gold: str) -> float:
 
 
 def vote(answer: str | None) -> str | None:
-    """An answer in a form in which most equal answers are equal texts, for majority votes; None: there is none."""
+    """Return an answer in a form in which most equal answers are equal texts, for majority votes; or None."""
     if not answer:
         return None
     number = as_integer(answer)

@@ -60,7 +60,7 @@ _ADAPTER: TypeAdapter[list[Message]] = TypeAdapter(list[Annotated[Message, Field
 
 
 def read_messages(body: bytes) -> list[Message]:
-    """The messages in a frame.
+    """Return the messages in a frame.
 
     Raises:
         WireError: they are none.

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def pickled(function: str, reward: str) -> bytes | None:
-    """The function behind ``python:NAME`` as it can be sent to a worker.
+    """Return the function of ``python:NAME`` in a form that can be sent to a worker.
 
     Functions of a script or a notebook go whole, those of modules by name. None where it cannot be sent, which is said:
     it is then asked in the driver.
@@ -41,5 +41,5 @@ def pickled(function: str, reward: str) -> bytes | None:
 
 
 def runs_in_the_driver(function: str, sent: bytes | None) -> Callable[..., Any] | None:
-    """The function itself, where it was given as an object that cannot be sent."""
+    """Return the function itself if it was given as an object that cannot be sent."""
     return given(function) if is_object(function) and sent is None else None

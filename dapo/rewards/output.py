@@ -16,7 +16,7 @@ _TICK = 200  # milliseconds between looks at whether it is over
 class OutputFile:
     """A pipe for the output of processes, whose other end a thread copies to a file up to a limit.
 
-    Beyond the limit everything is read and dropped: nobody waits, and no disk fills up.
+    Beyond the limit everything is read and dropped: no process waits, and no disk fills up.
     """
 
     def __init__(self, path: Path, limit: int = MAX_OUTPUT) -> None:
@@ -31,7 +31,7 @@ class OutputFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Copy what is there, then close. Processes that still write get a broken pipe."""
+        """Copy the remaining output, then close. Processes that still write get a broken pipe."""
         os.close(self.descriptor)
         self._closing.set()
         self._thread.join(timeout=5)

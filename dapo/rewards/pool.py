@@ -2,52 +2,41 @@
 
 One thread, no callbacks: all progress on the driver's side happens inside ``submit`` and ``poll``, and none of it waits
 for a worker that does not read or write. A worker holds one batch at a time and answers item by item, so when it hangs
-or dies, the item it was at is known: that one failed, those behind it go to the next worker.
+or dies, the item it was at is known: that one failed, those after it go to the next worker.
 
-Workers are fresh interpreters (not forks: torch's threads do not survive one), without torch, in sessions of their own:
-Ctrl-C does not reach them. Each has a guard (``dapo.processes.guard``) that ends whatever it started, also when the
-driver dies.
+``dapo.rewards.guarded_workers`` starts and ends the processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
-import select
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dapo.errors import RewardError
-from dapo.processes.guarded import GuardedProcess, end
+from dapo.processes.guarded import GuardedProcess
 from dapo.rewards.function import read_values
+from dapo.rewards.guarded_workers import ENDED, GuardedWorker, GuardedWorkers
 from dapo.rewards.judges import Outcome, Verifier
 from dapo.rewards.losses import Losses
 from dapo.rewards.messages import Began, Done, Failed, Loading, Message, Ready, read_messages
-from dapo.rewards.output import OutputFile
 from dapo.rewards.question import Question, Questions
-from dapo.rewards.wire import Inbox, WireError, frame
+from dapo.rewards.wire import WireError
 from dapo.system import limits_memory
 from dapo.types.batch import Completion, Prompt
 
 log = logging.getLogger(__name__)
 
-# Not `-m`: the package imports the module too, and runpy would warn of that in every worker.
 WORKER = "import sys; from dapo.rewards.worker import main; main(int(sys.argv[1]))"
 MEMORY_MIB = 4096  # default limit of a worker process
 _MAX_BATCH = 16
 _START_LIMIT = 120.0  # seconds for a worker's imports
 _START_TOLD = 10.0  # seconds after which a worker that still imports is told
 _TICK = 0.05  # seconds between looks at the clock while waiting
-_CHUNK = 1 << 16  # bytes taken from a connection at a time
-_CHUNKS = 64  # at a time, so that a worker that never stops sending holds up nobody
 _PATIENCE = 5.0  # seconds for a guard to end what it guards
 _MAX_HOPELESS = 4096  # verdicts remembered as not to be had
 
@@ -60,17 +49,12 @@ class _Item:
     question: Question
 
 
-@dataclass(slots=True)
-class _Worker:
-    process: GuardedProcess  # its connection does not block
-    since: float  # monotonic time at which what it does now began
-    ready: bool = False
-    loading: str = ""  # what it imports
-    batch: deque[_Item] = field(default_factory=deque)  # sent and not answered, in order
-    digest: str | None = None  # of the verdict it is at
-    told: int = 0  # how many of the pool's hopeless verdicts it knows
-    inbox: Inbox = field(default_factory=Inbox)
-    outbox: bytearray = field(default_factory=bytearray)
+class _Worker(GuardedWorker):
+    def __init__(self, process: GuardedProcess) -> None:
+        super().__init__(process)
+        self.batch: deque[_Item] = deque()  # sent and not answered, in order
+        self.digest: str | None = None  # of the verdict it is at
+        self.told = 0  # how many of the pool's hopeless verdicts it knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +88,11 @@ class WorkerPool:
         """
         self._verifiers = list(verifiers)
         self._limit = workers
-        self._path, self._memory_mib = output, memory_mib
-        self._output: OutputFile | None = None
+        self._memory_mib = memory_mib
         self._questions = Questions()
         self._queue: deque[_Item] = deque()
-        self._workers: list[_Worker] = []
+        self._processes = GuardedWorkers(WORKER, _Worker, output=output, memory_mib=memory_mib, patience=_PATIENCE)
+        self._workers = self._processes.living
         self._done: list[Finished] = []
         self._ever_ready = False
         self._failed_starts = 0  # in a row
@@ -143,7 +127,8 @@ class WorkerPool:
             self._dispatch()
 
     def poll(self, timeout: float | None = None) -> list[Finished]:
-        """Finished items. timeout 0: what is there; None: wait until at least one is (or nothing is pending).
+        """Return finished items. timeout 0: those that are ready; None: wait until at least one is (or nothing is
+        pending).
 
         Raises:
             RewardError: the verifiers could never be loaded.
@@ -161,11 +146,7 @@ class WorkerPool:
     def close(self) -> None:
         """End all workers; items that are pending are forgotten."""
         self._queue.clear()
-        end([worker.process for worker in self._workers], _PATIENCE)
-        self._workers.clear()
-        if self._output is not None:
-            self._output.close()
-            self._output = None
+        self._processes.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -175,62 +156,20 @@ class WorkerPool:
 
     def _step(self, seconds: float) -> None:
         """Take in what workers sent (wait up to ``seconds`` for it), replace those stuck or gone, hand out work."""
-        moved: set[int] = set()  # connections on which something can be read or written
-        if self._workers:
-            poller = select.poll()
-            for worker in self._workers:
-                poller.register(worker.process.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
-            moved = {descriptor for descriptor, _ in poller.poll(seconds * 1000)}
-        for worker in list(self._workers):
-            ended = worker.process.ended  # asked first: what it sent before its end is still read
-            try:
-                alive = (not ended and worker.process.connection.fileno() not in moved) or (
-                    self._exchange(worker) and not ended
-                )
-            except WireError as error:
-                self._lose(worker, f"crash: something that is no verdict came from the worker ({error})")
-                continue
+        for worker, why in self._processes.exchange(seconds, self._read):
             now = time.monotonic()
-            if not alive:
-                self._lose(worker, "crash")
+            if why is not None:
+                self._lose(worker, why)
             elif not worker.ready:
                 self._mind_start(worker, now - worker.since)
             elif worker.batch and now - worker.since > worker.batch[0].seconds:
                 self._lose(worker, f"timeout: no answer within {worker.batch[0].seconds:g} s")
         self._dispatch()
 
-    def _exchange(self, worker: _Worker) -> bool:
-        """Send and read what can be without waiting; False when the connection has ended.
-
-        Raises:
-            WireError: what was read is no message, or none that is due.
-        """
-        try:
-            if worker.outbox:
-                del worker.outbox[: worker.process.connection.send(worker.outbox)]
-                if worker.ready:  # whose time begins when it has all: we may have been away meanwhile
-                    worker.since = time.monotonic()
-        except BlockingIOError:
-            pass
-        except OSError:
-            return False
-        for _ in range(_CHUNKS):
-            try:
-                data = worker.process.connection.recv(_CHUNK)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            worker.inbox.feed(data)
-            for message in chain.from_iterable(map(read_messages, worker.inbox.frames())):
+    def _read(self, worker: _Worker, body: bytes) -> None:
+        for message in read_messages(body):
+            if worker in self._workers:
                 self._take(worker, message)
-                if worker not in self._workers:
-                    return True
-            if len(data) < _CHUNK:  # that was all
-                return True
-        return True
 
     def _take(self, worker: _Worker, message: Message) -> None:
         """One message of a worker."""
@@ -260,7 +199,7 @@ class WorkerPool:
                 raise WireError(f"a message that is not due: {message.type}")
 
     def _mind_start(self, worker: _Worker, seconds: float) -> None:
-        """Tell of a worker that takes long to load, and give up in the end."""
+        """Warn of a worker that takes long to load, and give up in the end."""
         if seconds > _START_LIMIT:
             self._lose(worker, f"timeout: not loaded within {_START_LIMIT:g} s: {worker.loading or 'starting'}")
         elif seconds > _START_TOLD and not self._told_start:
@@ -274,21 +213,20 @@ class WorkerPool:
             )
 
     def _refuse(self, worker: _Worker, message: str) -> None:
-        """A worker could not load its verifiers. At the first attempt that is the recipe's fault."""
+        """Handle a worker that could not load its verifiers. At the first attempt that is the recipe's fault."""
         if not self._ever_ready:
             self.close()
             raise RewardError(message)
         self._lose(worker, f"exception: {message}")
 
     def _lose(self, worker: _Worker, reason: str) -> None:
-        """Kill a worker; the item it was at failed for ``reason``, those behind it are tried again."""
+        """Kill a worker; its present item failed for ``reason``, later ones are tried again."""
         if worker not in self._workers:
             return
         exit_code = None
-        if reason == "crash":
+        if reason == ENDED:
             exit_code = worker.process.exit_code(2.0)  # its connection ends a moment before the process does
-        end([worker.process], _PATIENCE)
-        self._workers.remove(worker)
+        self._processes.end(worker)
         self.losses.restarts += 1
         if exit_code is not None:
             reason = f"crash: the process ended with code {exit_code}"
@@ -301,15 +239,14 @@ class WorkerPool:
         hung = reason.startswith("timeout")  # it would hang again
         if not self._ever_ready and (hung or self._failed_starts >= 3):
             self.close()
-            where = f"; see {self._path}" if self._path else ""
-            raise RewardError(f"a worker for reward functions does not start: {reason}{where}")
+            raise RewardError(f"a worker for reward functions does not start: {reason}{self._processes.seen_in}")
         if self._failed_starts >= 3:
             self._done += [Finished(item.id, f"crash: workers no longer start: {reason}") for item in self._queue]
             self._queue.clear()
             self._failed_starts = 0
 
     def _fail(self, item: _Item, reason: str, digest: str | None) -> None:
-        """An item cost its worker. Equal ones shall not cost another."""
+        """Fail an item that cost its worker, so that equal ones do not cost another."""
         self._done.append(Finished(item.id, reason))
         if digest is not None and len(self._hopeless) < _MAX_HOPELESS:
             self._hopeless[digest] = None
@@ -326,35 +263,17 @@ class WorkerPool:
                 items = [(item.id, item.verifier, item.question) for item in worker.batch]
                 new = list(self._hopeless)[worker.told :]
                 worker.told = len(self._hopeless)
-                self._send(worker, (items, new))
+                worker.send((items, new))
         idle = sum(not worker.batch for worker in self._workers)
         while len(self._workers) < self._limit and idle < len(self._queue):
             self._start_worker()
             idle += 1
 
-    def _send(self, worker: _Worker, message: Any) -> None:
-        """Send what goes at once and keep the rest for the next steps."""
-        worker.outbox += frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-        with contextlib.suppress(OSError):  # it does not read just now, or it died: found in the next step
-            del worker.outbox[: worker.process.connection.send(worker.outbox)]
-
     def _start_worker(self) -> None:
-        if self._path is not None and self._output is None:
-            self._output = OutputFile(self._path)
         if self._memory_mib and not limits_memory() and not self._told_memory:
             self._told_memory = True
             log.warning(
                 "run.reward_memory_mib = %d has no effect: this system does not limit the memory of a process",
                 self._memory_mib,
             )
-        sink = subprocess.DEVNULL if self._output is None else self._output.descriptor
-        process = GuardedProcess(
-            lambda number: [sys.executable, "-P", "-c", WORKER, str(number)],
-            sink,
-            {"OMP_NUM_THREADS": "1"},  # one thread each, to leave the cores alone
-            self._memory_mib,
-        )
-        process.connection.setblocking(False)
-        worker = _Worker(process, time.monotonic())
-        self._workers.append(worker)
-        self._send(worker, self._verifiers)
+        self._processes.start(self._verifiers)

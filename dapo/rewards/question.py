@@ -1,4 +1,4 @@
-"""What of a response travels to a worker: no more than its judge reads.
+"""Parts of a response that travel to a worker: no more than its judge reads.
 
 ``math``, ``exact`` and ``regex`` read the response and the gold answer; ``task`` and ``code`` the prompt's record as
 well; a user's function may look at anything.
@@ -29,7 +29,7 @@ class Questions:
         self._prompts: dict[int, tuple[Prompt, bytes]] = {}  # by identity; the prompt is kept, so that it stays one
 
     def make(self, kind: Kind, prompt: Prompt, completion: Completion) -> Question:
-        """What ``read_question`` makes a prompt and a response of, on the other side."""
+        """Return the parts from which ``read_question`` makes a prompt and a response on the other side."""
         if kind == "function":
             return self._prompt(prompt), _pickled(completion)
         if kind in ("task", "code"):
@@ -46,7 +46,7 @@ class Questions:
 
 
 def read_question(question: Any) -> tuple[Prompt, Completion]:
-    """A prompt and a response of one's own: nothing that a verifier changes is seen by the next."""
+    """Return a fresh prompt and response: what a verifier changes is not seen by the next."""
     about, response = question
     prompt = pickle.loads(about) if isinstance(about, bytes) else Prompt("", "", _NO_IDS, "", about, "")
     if isinstance(response, bytes):

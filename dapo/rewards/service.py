@@ -18,6 +18,7 @@ import random
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ class ServicePool:
         assert reward.url is not None
         self._reward, self._url = reward, reward.url
         self._key = _key(reward)
-        self._form: _Form = {"dapo": _Own, "openai": _Chat, "classify": _Classify}[reward.api](reward)
+        forms: dict[str, Callable[[Reward], _Form]] = {"dapo": _Own, "openai": _Chat, "classify": _Classify}
+        self._form = forms[reward.api](reward)
         self._size = 1 if reward.api == "openai" else reward.batch
         self._told = told
         self._waiting: deque[_Asked] = deque()
@@ -280,27 +282,27 @@ def _outcome(said: Any, name: str) -> Outcome:
 # ------------------------------------------------------------------ forms of questions and answers
 
 
-class _Form:
-    """What is sent and what comes back."""
+class _Form(ABC):
+    """Form of requests and answers."""
 
     def __init__(self, reward: Reward) -> None:
         self._reward = reward
 
+    @abstractmethod
     def question(self, prompt: Prompt, response: str) -> Question:
         """Return all that the score depends on: equal questions have equal scores."""
-        raise NotImplementedError
 
+    @abstractmethod
     def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
         """Return the address and the body of a request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, answer: Any, count: int) -> list[Any]:
         """Return a score for each question: a number, a dict of numbers, or a failure's text.
 
         Raises:
             _Nonsense: the answer has another form.
         """
-        raise NotImplementedError
 
     def _text(self, prompt: Prompt, response: str) -> str:
         template = self._reward.template or "{prompt}{response}"

@@ -1,4 +1,4 @@
-"""Text rewards: ``exact`` and ``regex``. A pattern may backtrack without end, so whoever asks says for how long."""
+"""Text rewards: ``exact`` and ``regex``. A pattern may backtrack without end, so the caller sets a time limit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def found_in(text: str, pattern: regex.Pattern[str], seconds: float | None = Non
 
 
 def find_answer(text: str, pattern: regex.Pattern[str] | None, seconds: float | None = None) -> str | None:
-    r"""The answer that ``exact`` reads, as it stands; None when there is none.
+    r"""Return the answer that ``exact`` reads, unchanged; None when there is none.
 
     The last match of ``pattern`` (its group 1 where it has one), e.g. ``=(-?\d+)\s*$``; without a pattern, the last
     line that is not empty.

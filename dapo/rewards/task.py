@@ -17,7 +17,7 @@ REASONING_GYM = "reasoning_gym/"
 
 
 def read_answer(prompt: Prompt, text: str) -> str | None:
-    """What a response answers; None when it answers nothing."""
+    """Return the answer of a response; None if it has none."""
     if prompt.extra.get("task") == SIGNED_SUM:
         word = _last_word(text)
         return word.removeprefix("=") if word.startswith("=") else None
@@ -35,7 +35,7 @@ def signed_sum(prompt: Prompt, completion: Completion) -> float:
 
 
 def reasoning_gym(prompt: Prompt, completion: Completion) -> float:
-    """The score in [0, 1] that the generator's own ``score_answer`` gives the response's answer.
+    """Return the score in [0, 1] that the generator's own ``score_answer`` gives the response's answer.
 
     Some generators evaluate the answer as Python code: a reason to run this in a worker process.
 
@@ -69,7 +69,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 def extract_task_answer(text: str) -> str:
-    r"""What a response to a procedural task answers. Time grows in proportion to the text.
+    r"""Return a response's answer to a procedural task. Time grows in proportion to the text.
 
     The content of its last ``<answer>...</answer>``; else its last ``\boxed{}`` or ``Answer:`` line; else all of it
     (tasks whose answers are grids or sentences ask for nothing but the answer).
@@ -88,7 +88,7 @@ def extract_task_answer(text: str) -> str:
 
 
 def task(prompt: Prompt, completion: Completion) -> float:
-    """The score of whichever task made the prompt.
+    """Return the score of whichever task made the prompt.
 
     Raises:
         ValueError: the prompt is from a file, which has no scorer of its own.

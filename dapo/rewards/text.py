@@ -23,7 +23,7 @@ _normalised_once = lru_cache(4096)(_normalised)
 
 
 def vote_text(answer: str) -> str:
-    """An answer as it votes in majorities and stands in rollouts: a long one as its beginning and a checksum."""
+    """Return an answer as majorities and rollouts hold it: a long one as its beginning and a checksum."""
     if len(answer) <= MAX_ANSWER:
         return answer
     checksum = hashlib.sha256(answer.encode("utf-8", "surrogatepass")).hexdigest()[:16]

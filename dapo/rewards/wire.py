@@ -1,4 +1,4 @@
-"""What driver and worker say to each other. Standard library alone on the worker's side.
+"""Messages between driver and worker. Standard library alone on the worker's side.
 
 A frame is a length (8 bytes) and a body. The driver sends pickles. What comes back is JSON and nothing else, its length
 and shape are checked, and it is read as far as it is there, never waited for: code in a worker that writes to the
@@ -26,7 +26,8 @@ def frame(body: bytes) -> bytes:
 
 
 def answer_frame(messages: Sequence[dict[str, Any]]) -> bytes:
-    """Some messages of a worker. Lone surrogates, which JSON text can hold and files cannot, become question marks."""
+    """Return some messages of a worker as a frame. Lone surrogates, which JSON text can hold and files cannot, become
+    question marks."""
     return frame(json.dumps([_encodable(each) for each in messages], allow_nan=False).encode())
 
 
@@ -39,7 +40,7 @@ def _encodable(value: Any) -> Any:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """The body of the next frame; waits for it.
+    """Return the body of the next frame; waits for it.
 
     Raises:
         EOFError: the connection has ended.

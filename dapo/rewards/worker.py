@@ -60,7 +60,7 @@ class _Answers:
         self._waiting.append(message)
 
     def send(self, *messages: dict[str, Any]) -> None:
-        """What was kept, and these."""
+        """Send kept answers, and these."""
         self._waiting += messages
         if self._waiting:
             self._connection.sendall(answer_frame(self._waiting))
@@ -79,7 +79,8 @@ def _judge(answers: _Answers, judge: Judge, item: int, question: Question, hopel
 
 
 def _next(connection: socket.socket) -> Any:
-    """The next message. The end of the connection means that the driver has done with us: leave at once."""
+    """Return the next message. The end of the connection means that the driver no longer needs the worker: leave at
+    once."""
     try:
         return pickle.loads(receive(connection))
     except BaseException:

@@ -14,9 +14,10 @@ from itertools import count
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dapo.models.head import LOW
-from dapo.models.precision import float32_product
+from dapo.models.precision import exact_matmuls, float32_product
 from dapo.rollout.pools import FIRST_COLUMNS, GROWTH, CacheShape, FixedPool, Pool, Prefilled, pool_limits
 from dapo.rollout.traffic import send
 from dapo.types.batch import IntArray
@@ -59,11 +60,23 @@ class PoolSegment:
         n, heads, d = query.shape
         pool = self.pool
         pool.flat[layer].index_put_((self.write,), kv)
-        groups = n * pool.shape.kv_heads
+        bias = self.bias if window is None else self._windowed(positions, window)
+        if query.is_cuda:
+            return self._by_products(layer, query, bias)
+        if query.dtype not in LOW:
+            with exact_matmuls():  # `medium` makes products of one query and its keys twice as slow
+                return self._by_products(layer, query, bias)
+        by_group = query.reshape(n, pool.shape.kv_heads, -1, d)
+        keys, values = (x.unflatten(0, (n, -1)) for x in (self.keys[layer].transpose(1, 2), self.values[layer]))
+        out = F.scaled_dot_product_attention(by_group, keys, values, attn_mask=bias[:, None], scale=1.0)
+        return out.reshape(n, heads * d)
+
+    def _by_products(self, layer: int, query: Tensor, bias: Tensor) -> Tensor:
+        """Attend by two batched products; the scores are float32."""
+        n, heads, d = query.shape
         product = float32_product if query.dtype in LOW else torch.bmm
-        scores = product(query.reshape(groups, -1, d), self.keys[layer])
-        by_row = scores.view(n, heads, -1)
-        by_row.add_(self.bias if window is None else self._windowed(positions, window))
+        scores = product(query.reshape(n * self.pool.shape.kv_heads, -1, d), self.keys[layer])
+        scores.view(n, heads, -1).add_(bias)
         weights = torch.softmax(scores, dim=-1).to(query.dtype)
         return torch.bmm(weights, self.values[layer]).view(n, heads * d)
 
@@ -157,7 +170,7 @@ class SlotCache:
         self.fixed = shape.device.type != "cpu" if fixed is None else fixed
         self._rounded = rounded
         self._counters = torch.empty(0, dtype=torch.int64, device=shape.device)  # of rounded steps
-        self._limits = pool_limits(longest) if self.fixed and longest is not None else None
+        self._limits = pool_limits(longest) if longest is not None else None
         self.pools: list[Pool] = []
         self.length = np.zeros(seats, dtype=np.int64)  # [seats]: tokens in the cache
         self._slot = np.zeros(seats, dtype=np.int64)
@@ -279,9 +292,9 @@ class SlotCache:
         for pool, more in zip(live, spare, strict=True):
             rows = slice(start, start + pool.n + more)
             slots = np.arange(pool.n + more)
-            counters[n : 2 * n][rows] = slots * pool.stride + lengths[rows]
+            counters[n : 2 * n][rows] = slots * pool.limit + lengths[rows]
             block = (np.arange(2)[:, None] * pool.rows * self.shape.kv_heads + np.arange(self.shape.kv_heads)).ravel()
-            write = (slots[:, None] * self.shape.kv_heads + block) * pool.stride + lengths[rows, None]
+            write = (slots[:, None] * self.shape.kv_heads + block) * pool.limit + lengths[rows, None]
             counters[2 * n :].reshape(n, kinds)[rows] = write
             spans.append(rows)
             start = rows.stop

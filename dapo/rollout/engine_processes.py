@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,9 @@ from typing import Any
 
 from dapo.errors import ClusterError, EngineError, LearnerLost
 from dapo.processes.transport import HostLost, HostSpec, Transport
-from dapo.rollout.member import Flight, Member, NoPlaceError, PoolLimits, Weights
-from dapo.types.batch import Key, Metrics, TensorSum, Ticket
+from dapo.rollout.member import Flight, Member, NoPlaceError, PoolLimits
+from dapo.types.batch import Key, Metrics, TensorSum
+from dapo.weights.exchange import WeightExchange
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class EngineProcesses:
         lost: told of an engine that is gone, with the reason, and with the call that it did not answer (None: it had
             none). What is to become of it is decided there.
         now: seconds that only grow.
+        exchange: from which the engines have their weights; it gets to know them here.
         journals: engines that come back shall be led to where they were.
     """
 
@@ -41,14 +42,17 @@ class EngineProcesses:
         limits: PoolLimits,
         lost: Callable[[Member, Exception, Flight | None], None],
         now: Callable[[], float],
+        exchange: WeightExchange,
         *,
         journals: bool,
     ) -> None:
-        self.weights = Weights()
-        self.members = [Member(n, spec, transport, limits, self.weights, now, journals) for n, spec in enumerate(specs)]
+        self.exchange = exchange
+        self.members = [
+            Member(n, spec, transport, limits, exchange, now, journals=journals) for n, spec in enumerate(specs)
+        ]
+        exchange.join(self.members)
         self.flying: dict[int, Member] = {}  # the one that was asked first comes first
         self._starting: dict[int, Member] = {}
-        self._old: list[Ticket] = []  # weights that an engine may still be reading
         self._transport, self._limits, self._lost, self._now = transport, limits, lost, now
 
     def open(self) -> None:
@@ -80,7 +84,7 @@ class EngineProcesses:
             EngineError: one does not start in time.
             Exception: what making one raised, which it would raise again.
         """
-        calls = [member.opening[-1][1] for member in members]
+        calls = [member.opening.calls[-1][1] for member in members]
         ready = set(self._transport.wait(calls, every=True, timeout=self._limits.start))
         if late := [member.name for number, member in enumerate(members) if number not in ready]:
             raise EngineError(
@@ -99,28 +103,24 @@ class EngineProcesses:
         """Return the counters, summed over engines and their earlier incarnations."""
         total = Counter[str]()
         for member in self.members:
-            total.update(member.stats)
-            total.update(member.own_stats)
+            total.update(member.counts.before)
+            total.update(member.counts.own)
         return {name: float(total[name]) for name in COUNTERS}
 
     def at_work(self) -> list[Member]:
         """Return the engines that accept requests."""
         return [member for member in self.members if member.at_work]
 
-    def present(self) -> list[tuple[int, int]]:
-        """Return number and incarnation of each engine that loads the next weights at once."""
-        return [(member.index, member.incarnation) for member in self.members if member.at_work or member.stands]
-
     def open_waiting(self) -> list[Member]:
         """Give the newest weights to engines that waited for some, and return these engines."""
         waiting = [member for member in self._starting.values() if member.stands]
         for member in waiting:
-            member.open_with(self.weights.ticket)
+            member.open_with(self.exchange.newest)
         return waiting
 
     def are_opening(self, members: Sequence[Member]) -> bool:
         """Return whether one of them has not taken what it was given."""
-        return any(member.index in self._starting and member.opening for member in members)
+        return any(member.index in self._starting and member.opening.calls for member in members)
 
     def all_wait(self) -> bool:
         """Return whether no engine is at work, and those that start have to wait for the next weights."""
@@ -135,7 +135,7 @@ class EngineProcesses:
         if math.isinf(until):
             raise EngineError(
                 f"every engine of the pool was lost while the learner worked ({why}), and weights that travel by "
-                f"{self.weights.route} cannot be had before it publishes: resume, or set "
+                f"{self.exchange.newest_route} cannot be had before it publishes: resume, or set "
                 "rollout.weight_transfer=folder"
             )
         time.sleep(max(0.0, until - self._now()))
@@ -166,17 +166,6 @@ class EngineProcesses:
         member.start()
         self._starting[member.index] = member
 
-    def drop(self, ticket: Ticket | None) -> None:
-        """Take note that weights are stale: delete their folder, if they have one, when no engine can be reading it."""
-        if ticket is not None:
-            self._old.append(ticket)
-        reading = [member.opened for member in self._starting.values()]
-        newest = self.weights.ticket
-        for old in [old for old in self._old if all(one is not old for one in reading)]:
-            self._old.remove(old)
-            if old.route == "folder" and (newest is None or old.address != newest.address):
-                shutil.rmtree(old.address, ignore_errors=True)
-
     def ask(self, member: Member, method: str, *args: Any) -> None:
         """Begin a call; ``hear`` returns its answer."""
         member.ask(method, *args)
@@ -190,10 +179,10 @@ class EngineProcesses:
         Raises:
             LearnerLost: an engine wanted weights that were to be published again.
         """
-        starting = [member for member in self._starting.values() if member.opening]
+        starting = [member for member in self._starting.values() if member.opening.calls]
         flying = list(self.flying.values())
         everyone = starting + flying
-        calls = [member.opening[-1][1] for member in starting]
+        calls = [member.opening.calls[-1][1] for member in starting]
         calls += [member.flight.call for member in flying if member.flight is not None]
         patience = min([until, *(member.due for member in everyone)]) - self._now()
         ready = self._transport.wait(calls, timeout=None if math.isinf(patience) else max(0.0, patience))
@@ -235,7 +224,8 @@ class EngineProcesses:
         self._transport.close()
         for member in self.members:
             member.host, member.gone, member.at_work = None, True, False
-            member.owned, member.mail, member.flight = {}, [], None
+            member.work.take_all()
+            member.flight = None
         self.flying, self._starting = {}, {}
 
     def _step_in(self, member: Member) -> None:

@@ -14,7 +14,6 @@ from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.host import EngineHost
 from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_route import WeightsFolder
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine
 
@@ -27,7 +26,7 @@ class ServerAccess:
     """How the driver reaches one vLLM server."""
 
     url: str
-    weights: WeightsFolder
+    work: str  # what this trainer works on, for another one that finds the server taken
     api_key: str | None = field(default=None, repr=False)
 
 
@@ -83,7 +82,7 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
         assert spec.server is not None
         return ServerEngine(
             spec.server.url,
-            spec.server.weights,
+            spec.server.work,
             vocabulary=facts.vocabulary,
             longest=spec.longest,
             config=facts.config,

@@ -21,7 +21,7 @@ from dapo.types.batch import IntArray, Key, SampleRequest
 
 
 class Kept(NamedTuple):
-    """What was computed of a response."""
+    """Keys and values computed for a response."""
 
     tokens: IntArray  # prompt and response, up to the newest token, which no step has computed yet
     kv: Tensor  # [layers, 2 (key, value), kv heads, tokens, head_dim]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from dapo.errors import EngineError
 from dapo.processes.transport import Call, FindsPlaces, Host, HostLost, HostSpec, Transport
 from dapo.rollout.host import HostFacts, TurnResult
-from dapo.types.batch import PASSING, Key, SampleRequest, TensorSum, Ticket
-
-log = logging.getLogger(__name__)
-
-_LOOK = 1.0  # seconds between two looks at whoever sends weights
+from dapo.types.batch import Key, SampleRequest, TensorSum, Ticket
+from dapo.weights.exchange import WeightExchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,69 +29,6 @@ class NoPlaceError(EngineError):
     """No machine had a place for a new host in time, and when one will is unknown."""
 
 
-class WeightSource(Protocol):
-    """Publisher of the newest weights, asked again when their ticket no longer works."""
-
-    def again(self) -> Ticket | None:
-        """Return a lasting ticket for the same weights; None if they have changed, and the next publish is near."""
-
-    def call_off(self) -> None:
-        """Cancel a transfer whose receiving engine is lost."""
-
-    def look(self) -> None:
-        """Warn receiving engines if the sender is lost."""
-
-
-@dataclass(slots=True)
-class Weights:
-    """The weights that every engine has to load."""
-
-    ticket: Ticket | None = None
-    sums: Mapping[str, TensorSum] | None = None  # that the engines told of them; None: not asked, or not to be read
-    source: WeightSource | None = None  # of tickets that pass
-
-    @property
-    def route(self) -> str:
-        """By which the newest came; "" before there were any."""
-        return "" if self.ticket is None else self.ticket.route
-
-    def passing(self) -> bool:
-        """Whether the ticket leads somewhere only just after it was published."""
-        return self.ticket is not None and self.ticket.route in PASSING
-
-    def make_last(self) -> bool:
-        """Let an engine load them that was not there when they were published; False: not before the next publish.
-
-        Raises:
-            EngineError: they cannot be published again.
-        """
-        if not self.passing():
-            return True
-        ticket = None if self.source is None else self.source.again()
-        if ticket is not None:
-            self.ticket = ticket
-        return ticket is not None
-
-    def came_again(self, ticket: Ticket, why: Exception) -> bool:
-        """Whether another one leads to the weights of a passing ticket that did not reach all engines."""
-        if ticket.route not in PASSING or not self.make_last() or self.ticket is ticket:
-            return False
-        log.warning("the weights of version %d are published again: %s", ticket.version, why)
-        return True
-
-    def watched(self, now: float) -> float:
-        """Asked while engines take them: see that they still come; until when to wait before it is asked again."""
-        if self.source is None or not self.passing():
-            return math.inf
-        self.source.look()
-        return now + _LOOK
-
-    def left(self) -> None:
-        """Take note that an engine is lost, perhaps one that the publisher waits for."""
-        if self.source is not None and self.passing():
-            self.source.call_off()
-
-
 @dataclass(slots=True)
 class Flight:
     """A call under way."""
@@ -108,229 +41,32 @@ class Flight:
     placed_until: float = math.inf  # when a new host has to have a place
 
 
-@dataclass(eq=False, slots=True)
-class Member:
-    """An engine's place in the pool. It stays when the engine is lost; each new one is another incarnation."""
+@dataclass(slots=True)
+class Opening:
+    """Calls to a new host, and what it waits for, until it goes to work."""
 
-    index: int
-    spec: HostSpec
-    transport: Transport
-    limits: PoolLimits
-    weights: Weights
-    now: Callable[[], float]
-    journals: bool  # it shall be led to where it was, when it comes back
-    host: Host = None
-    incarnation: int = 0
-    at_work: bool = False  # it may be given requests; else it starts, or is gone
-    gone: bool = False  # for good
-    waits: bool = False  # for weights, as the newest ones cannot be had any more
-    facts: HostFacts | None = None
-    owned: dict[Key, SampleRequest] = field(default_factory=dict)  # unfinished here, those in the mail included
+    began: float = 0.0  # when the host was started, since 1970
+    calls: list[tuple[str, Call]] = field(default_factory=list)  # not looked at yet
+    ticket: Ticket | None = None  # the weights that it was given
+    until: float = 0.0  # it is given up then
+    waits: bool = False  # for the next weights, as the newest ones cannot be had any more
+
+
+@dataclass(slots=True)
+class Work:
+    """The unfinished requests of an engine, and the slots that it keeps."""
+
+    journals: bool  # a new engine shall be led to where the old one was
+    owned: dict[Key, SampleRequest] = field(default_factory=dict)  # those in the mail included
     mail: list[SampleRequest] = field(default_factory=list)  # that go with the next turn
     kept: set[Key] = field(default_factory=set)  # responses that ended here, and whose slots wait for a continuation
     dropped: list[Key] = field(default_factory=list)  # slots to let go with the next turn
-    flight: Flight | None = None
-    opening: list[tuple[str, Call]] = field(default_factory=list)  # asked of a new host, not looked at yet
-    opened: Ticket | None = None  # the weights that were asked for there
-    began: float = 0.0  # when the host was started, since 1970
-    starts: list[tuple[float, float]] = field(default_factory=list)  # start and seconds of each, until it is taken
-    until: float = 0.0  # of the opening
-    clock: int = 0  # the engine's, after what was heard last
-    stats: Counter[str] = field(default_factory=Counter)  # of all incarnations before
-    own_stats: Counter[str] = field(default_factory=Counter)  # of this one
     journal: list[tuple[str, tuple[Any, ...]]] | None = None
     """What was done since the engine held nothing, so that a new engine can be led to the same place. None: that
     is not wanted, or not possible, as weights have changed in between."""
 
     def __post_init__(self) -> None:
         self.new_journal()
-
-    def __str__(self) -> str:
-        facts = self.facts
-        where = "not started" if facts is None else f"process {facts.process} on {facts.machine}"
-        return f"{self.name}: {where}, {self.capacity} responses at once"
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def capacity(self) -> int:
-        """0 before the first answer."""
-        return 0 if self.facts is None else self.facts.capacity
-
-    @property
-    def crowding(self) -> float:
-        """Unfinished responses for each that decodes at once."""
-        return len(self.owned) / max(1, self.capacity)
-
-    @property
-    def stands(self) -> bool:
-        """True if the engine is running and has nothing to do before the next weights."""
-        return self.waits and not self.opening
-
-    @property
-    def due(self) -> float:
-        """When it is given up, if it does not answer before."""
-        return self.until if self.flight is None else min(self.flight.until, self.flight.placed_until)
-
-    def overdue(self) -> EngineError | None:
-        """Why it is given up now, if it is."""
-        now, flight = self.now(), self.flight
-        if flight is not None and now >= flight.placed_until:
-            flight.placed_until = math.inf
-            if self._lacks_place():
-                return self._no_place()
-        if now < self.due:
-            return None
-        if flight is not None:
-            return EngineError(f"it did not answer for {self.limits.engine:g} s (cluster.engine_timeout)")
-        if self._lacks_place():
-            return self._no_place()
-        return EngineError(f"it did not start within {self.limits.start:g} s (cluster.start_timeout)")
-
-    def wait_on(self) -> None:
-        """For a place, as long again as it has waited."""
-        self.until = self.now() + self.limits.start
-
-    def _lacks_place(self) -> bool:
-        return isinstance(self.transport, FindsPlaces) and not self.transport.has_place(self.host)
-
-    def _no_place(self) -> NoPlaceError:
-        return NoPlaceError(f"no machine had a place for it within {self.limits.start:g} s (cluster.start_timeout)")
-
-    # ------------------------------------------------------------------ starting
-
-    def start(self) -> None:
-        """Start a new host, ask for its facts, and give it the newest weights."""
-        self.began = time.time()
-        self.host = self.transport.start(self.spec)
-        self.incarnation += 1
-        self.opening = [self._asked("describe")]
-        self.until = self.now() + self.limits.start
-        self.open_with_newest()
-
-    def open_with_newest(self) -> None:
-        """Ask a new host to take the newest weights, and for their checksums; or wait for those that come next."""
-        self.waits = not self.weights.make_last()
-        if self.waits and self.journals:
-            raise EngineError(
-                f"{self.name} is lost, and in lockstep has to come back at once; weights that travel by "
-                f"{self.weights.route} cannot be had while the learner works: set rollout.weight_transfer=folder"
-            )
-        if not self.waits:
-            self.open_with(self.weights.ticket)
-
-    def open_with(self, ticket: Ticket | None) -> None:
-        """Ask a new host to take these."""
-        self.opened, self.waits = ticket, False
-        self.until = self.now() + self.limits.start
-        if ticket is not None:
-            self.opening += [self._asked("load", ticket, "abort"), self._asked("checksums")]
-
-    def replay(self) -> None:
-        """Lead a new engine to where the old one was: responses are functions of requests, and so is their order."""
-        if self.journal:
-            self.opening.append(self._asked("replay", list(self.journal)))
-
-    def come_back(self, *, replays: bool) -> None:
-        """Start a new host with the same work; without ``replays`` it starts again after the prefixes."""
-        self.start()
-        if replays:
-            self.replay()
-        else:
-            self.new_journal()
-            self.mail = list(self.owned.values())
-
-    def _asked(self, method: str, *args: Any) -> tuple[str, Call]:
-        return method, self.transport.call(self.host, method, *args)
-
-    def step_in(self) -> bool:
-        """Put the engine to work once its opening calls are answered, unless there are newer weights by now.
-
-        Raises:
-            Exception: what the opening raised.
-        """
-        opening, self.opening = self.opening, []
-        self.finish_opening(opening)
-        if self.waits or self.opened is not self.weights.ticket:
-            self.open_with_newest()
-            return False
-        self.at_work = True
-        return True
-
-    def finish_opening(self, opening: list[tuple[str, Call]]) -> None:
-        """Look at what a new host answered; everything has arrived.
-
-        Raises:
-            EngineError: its weights are not those of the other engines.
-            Exception: what it raised.
-        """
-        for method, call in opening:
-            answer = self.transport.get(call)
-            if method == "describe":
-                self.facts, self.clock, self.own_stats = answer, answer.clock, Counter()
-                self.starts.append((self.began, max(0.0, answer.ready - self.began)))
-            elif method == "checksums":
-                self._compare(answer)
-            elif isinstance(answer, TurnResult):
-                self.heard(answer)
-
-    def _compare(self, found: Mapping[str, TensorSum] | None) -> None:
-        expected = self.weights.sums
-        if expected is None or found is None or self.opened is not self.weights.ticket:
-            return
-        stale = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        if stale:
-            raise EngineError(
-                f"{len(stale)} of its tensors are not those that the other engines have ({', '.join(stale[:3])})"
-            )
-
-    def take_starts(self) -> tuple[tuple[float, float], ...]:
-        """Return start (since 1970) and seconds of each new host since the last call."""
-        starts, self.starts = self.starts, []
-        return tuple(starts)
-
-    # ------------------------------------------------------------------ asking
-
-    def ask(self, method: str, *args: Any) -> Flight:
-        """Make a call, after the calls that a new host still has to answer."""
-        assert self.flight is None, "one call at a time"
-        opening, self.opening = self.opening, []
-        patience = self.limits.engine * (1 + len(opening)) + (self.limits.start if opening else 0.0)
-        _, call = self._asked(method, *args)
-        self.flight = Flight(method, args, call, self.now() + patience, opening)
-        if opening:
-            self.flight.placed_until = self.now() + self.limits.start
-        return self.flight
-
-    def land(self) -> Any:
-        """Return the result of the flight, which has arrived; an exception if the engine refused a request and keeps
-        running.
-
-        Raises:
-            Exception: the engine counts as lost.
-        """
-        flight, self.flight = self.flight, None
-        assert flight is not None
-        self.finish_opening(flight.opening)
-        try:
-            answer = self.transport.get(flight.call)
-        except HostLost:
-            raise
-        except Exception as error:
-            if flight.method in ("turn", "abort"):
-                raise
-            return error
-        if self.journal is not None and flight.method in ("turn", "abort"):
-            self.journal.append((flight.method, flight.args))
-        return answer
-
-    def heard(self, answer: TurnResult) -> int:
-        """Keep its counters; returns its clock before this answer."""
-        before, self.clock = self.clock, answer.clock
-        self.own_stats = Counter({name: int(value) for name, value in answer.stats.items()})
-        return before
 
     def give(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests for the next turn."""
@@ -344,6 +80,12 @@ class Member:
         self.owned, self.mail = {}, []
         self.new_journal()
         return requests
+
+    def take_mail(self) -> tuple[list[SampleRequest], list[Key]]:
+        """Return the requests, and the slots to let go, that go with the turn that begins."""
+        mail, dropped = self.mail, self.dropped
+        self.mail, self.dropped = [], []
+        return mail, dropped
 
     def forget(self, key: Key, *, ended: bool = False) -> None:
         """Forget a response that this engine returned; ``ended``: its slot is kept, if its request asked for that."""
@@ -372,10 +114,262 @@ class Member:
         self.kept, self.dropped = set(), []
         self.journal = [] if self.journals else None
 
+
+@dataclass(slots=True)
+class Counts:
+    """The clock of an engine and its counters."""
+
+    clock: int = 0  # after what was heard last
+    before: Counter[str] = field(default_factory=Counter)  # of all incarnations before
+    own: Counter[str] = field(default_factory=Counter)  # of this one
+
+    def heard(self, answer: TurnResult) -> int:
+        """Keep the counters of an answer; return the clock before it."""
+        before, self.clock = self.clock, answer.clock
+        self.own = Counter({name: int(value) for name, value in answer.stats.items()})
+        return before
+
+    def end(self) -> None:
+        """Take note that the incarnation ended."""
+        self.before.update(self.own)
+        self.own, self.clock = Counter(), 0
+
+
+class Member:
+    """An engine's place in the pool. It stays when the engine is lost; each new one is another incarnation.
+
+    Args:
+        index: its number in the pool.
+        spec: of its host.
+        transport: where its host lives.
+        limits: how long it is waited for.
+        exchange: from which it has its weights.
+        now: seconds that only grow.
+        journals: a new engine shall be led to where the old one was.
+
+    Attributes:
+        at_work: it may be given requests; else it starts, or is gone.
+        gone: for good.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        spec: HostSpec,
+        transport: Transport,
+        limits: PoolLimits,
+        exchange: WeightExchange,
+        now: Callable[[], float],
+        *,
+        journals: bool,
+    ) -> None:
+        self.index, self.spec, self.transport, self.limits, self.exchange = index, spec, transport, limits, exchange
+        self.now = now
+        self.host: Host = None
+        self.incarnation = 0
+        self.at_work = self.gone = False
+        self.facts: HostFacts | None = None
+        self.flight: Flight | None = None
+        self.opening, self.work, self.counts = Opening(), Work(journals), Counts()
+        self.starts: list[tuple[float, float]] = []  # start (since 1970) and seconds of each, until it is taken
+
+    def __str__(self) -> str:
+        facts = self.facts
+        where = "not started" if facts is None else f"process {facts.process} on {facts.machine}"
+        return f"{self.name}: {where}, {self.capacity} responses at once"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def capacity(self) -> int:
+        """0 before the first answer."""
+        return 0 if self.facts is None else self.facts.capacity
+
+    @property
+    def crowding(self) -> float:
+        """Unfinished responses for each that decodes at once."""
+        return len(self.work.owned) / max(1, self.capacity)
+
+    @property
+    def stands(self) -> bool:
+        """True if the engine is running and has nothing to do before the next weights."""
+        return self.opening.waits and not self.opening.calls
+
+    @property
+    def takes_next(self) -> bool:
+        """Return whether it loads the next weights at once."""
+        return self.at_work or self.stands
+
+    @property
+    def reading(self) -> Ticket | None:
+        """Return the weights that it loads while it starts."""
+        return None if self.at_work or self.gone else self.opening.ticket
+
+    @property
+    def due(self) -> float:
+        """When it is given up, if it does not answer before."""
+        return self.opening.until if self.flight is None else min(self.flight.until, self.flight.placed_until)
+
+    def overdue(self) -> EngineError | None:
+        """Why it is given up now, if it is."""
+        now, flight = self.now(), self.flight
+        if flight is not None and now >= flight.placed_until:
+            flight.placed_until = math.inf
+            if self._lacks_place():
+                return self._no_place()
+        if now < self.due:
+            return None
+        if flight is not None:
+            return EngineError(f"it did not answer for {self.limits.engine:g} s (cluster.engine_timeout)")
+        if self._lacks_place():
+            return self._no_place()
+        return EngineError(f"it did not start within {self.limits.start:g} s (cluster.start_timeout)")
+
+    def wait_on(self) -> None:
+        """For a place, as long again as it has waited."""
+        self.opening.until = self.now() + self.limits.start
+
+    def _lacks_place(self) -> bool:
+        return isinstance(self.transport, FindsPlaces) and not self.transport.has_place(self.host)
+
+    def _no_place(self) -> NoPlaceError:
+        return NoPlaceError(f"no machine had a place for it within {self.limits.start:g} s (cluster.start_timeout)")
+
+    # ------------------------------------------------------------------ starting
+
+    def start(self) -> None:
+        """Start a new host, ask for its facts, and give it the newest weights."""
+        began = time.time()
+        self.host = self.transport.start(self.spec)
+        self.incarnation += 1
+        self.opening = Opening(began, [self._asked("describe")])
+        self.opening.until = self.now() + self.limits.start
+        self.open_with_newest()
+
+    def open_with_newest(self) -> None:
+        """Ask a new host to take the newest weights, and for their checksums; or wait for those that come next."""
+        self.opening.waits = not self.exchange.make_lasting()
+        if self.opening.waits and self.work.journals:
+            raise EngineError(
+                f"{self.name} is lost, and in lockstep has to come back at once; weights that travel by "
+                f"{self.exchange.newest_route} cannot be had while the learner works: set "
+                "rollout.weight_transfer=folder"
+            )
+        if not self.opening.waits:
+            self.open_with(self.exchange.newest)
+
+    def open_with(self, ticket: Ticket | None) -> None:
+        """Ask a new host to take these."""
+        self.opening.ticket, self.opening.waits = ticket, False
+        self.opening.until = self.now() + self.limits.start
+        if ticket is not None:
+            self.opening.calls += [self._asked("load", ticket, "abort"), self._asked("checksums")]
+
+    def replay(self) -> None:
+        """Lead a new engine to where the old one was: responses are functions of requests, and so is their order."""
+        if self.work.journal:
+            self.opening.calls.append(self._asked("replay", list(self.work.journal)))
+
+    def come_back(self, *, replays: bool) -> None:
+        """Start a new host with the same work; without ``replays`` it starts again after the prefixes."""
+        self.start()
+        if replays:
+            self.replay()
+        else:
+            self.work.new_journal()
+            self.work.mail = list(self.work.owned.values())
+
+    def _asked(self, method: str, *args: Any) -> tuple[str, Call]:
+        return method, self.transport.call(self.host, method, *args)
+
+    def step_in(self) -> bool:
+        """Put the engine to work once its opening calls are answered, unless there are newer weights by now.
+
+        Raises:
+            Exception: what the opening raised.
+        """
+        self.finish_opening(self._opened())
+        if self.opening.waits or self.opening.ticket is not self.exchange.newest:
+            self.open_with_newest()
+            return False
+        self.at_work = True
+        return True
+
+    def _opened(self) -> list[tuple[str, Call]]:
+        calls, self.opening.calls = self.opening.calls, []
+        return calls
+
+    def finish_opening(self, opening: list[tuple[str, Call]]) -> None:
+        """Look at what a new host answered; everything has arrived.
+
+        Raises:
+            EngineError: its weights are not those of the other engines.
+            Exception: what it raised.
+        """
+        for method, call in opening:
+            answer = self.transport.get(call)
+            if method == "describe":
+                self.facts, self.counts.clock, self.counts.own = answer, answer.clock, Counter()
+                self.starts.append((self.opening.began, max(0.0, answer.ready - self.opening.began)))
+            elif method == "checksums":
+                self._compare(answer)
+            elif isinstance(answer, TurnResult):
+                self.counts.heard(answer)
+
+    def _compare(self, found: Mapping[str, TensorSum] | None) -> None:
+        expected = self.exchange.sums
+        if expected is None or found is None or self.opening.ticket is not self.exchange.newest:
+            return
+        stale = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        if stale:
+            raise EngineError(
+                f"{len(stale)} of its tensors are not those that the other engines have ({', '.join(stale[:3])})"
+            )
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(self, method: str, *args: Any) -> Flight:
+        """Make a call, after the calls that a new host still has to answer."""
+        assert self.flight is None, "one call at a time"
+        opening = self._opened()
+        patience = self.limits.engine * (1 + len(opening)) + (self.limits.start if opening else 0.0)
+        _, call = self._asked(method, *args)
+        self.flight = Flight(method, args, call, self.now() + patience, opening)
+        if opening:
+            self.flight.placed_until = self.now() + self.limits.start
+        return self.flight
+
+    def land(self) -> Any:
+        """Return the result of the flight, which has arrived; an exception if the engine refused a request and keeps
+        running.
+
+        Raises:
+            Exception: the engine counts as lost.
+        """
+        flight, self.flight = self.flight, None
+        assert flight is not None
+        self.finish_opening(flight.opening)
+        try:
+            answer = self.transport.get(flight.call)
+        except HostLost:
+            raise
+        except Exception as error:
+            if flight.method in ("turn", "abort"):
+                raise
+            return error
+        if self.work.journal is not None and flight.method in ("turn", "abort"):
+            self.work.journal.append((flight.method, flight.args))
+        return answer
+
+    def take_starts(self) -> tuple[tuple[float, float], ...]:
+        """Return start (since 1970) and seconds of each new host since the last call."""
+        starts, self.starts = self.starts, []
+        return tuple(starts)
+
     def end_host(self) -> None:
         """Kill the host, and keep what it counted."""
         self.transport.kill(self.host)
-        self.host, self.flight, self.opening, self.waits = None, None, [], False
-        self.stats.update(self.own_stats)
-        self.own_stats = Counter()
-        self.clock = 0
+        self.host, self.flight, self.opening = None, None, Opening()
+        self.counts.end()

@@ -26,13 +26,14 @@ from dapo.processes.transport import HostSpec, Transport
 from dapo.rollout.engine_processes import EngineProcesses, keys_of
 from dapo.rollout.host import TurnResult
 from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.member import Flight, Member, NoPlaceError, PoolLimits, WeightSource
+from dapo.rollout.member import Flight, Member, NoPlaceError, PoolLimits
 from dapo.rollout.requests import Gate, empty_event, ended_before
 from dapo.rollout.tally import Tally
 from dapo.system import memory_of
 from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.types.enums import FinishReason
 from dapo.types.protocols import ProcessState
+from dapo.weights.exchange import WeightExchange
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class EnginePool:
         turn_steps: decode steps of a turn.
         lockstep: see the module.
         limits: how long an engine is waited for, and how many are started again.
+        exchange: through which a learner publishes to these engines; None: tickets come from elsewhere.
         now: seconds that only grow.
 
     Raises:
@@ -65,6 +67,7 @@ class EnginePool:
         turn_steps: int = 64,
         lockstep: bool = False,
         limits: PoolLimits | None = None,
+        exchange: WeightExchange | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.version, self.clock = 0, 0
@@ -79,7 +82,10 @@ class EnginePool:
         self._restarts = 0
         self._why = "the pool was closed"
         self._tally = Tally()
-        self._processes = EngineProcesses(transport, specs, self.limits, self._lost, now, journals=lockstep)
+        self.exchange = exchange or WeightExchange()
+        self._processes = EngineProcesses(
+            transport, specs, self.limits, self._lost, now, self.exchange, journals=lockstep
+        )
         try:
             self._processes.open()
         except BaseException:
@@ -139,7 +145,7 @@ class EnginePool:
         if named:
             self._take_back(named)
         for member in self._processes.members:
-            member.let_go(None if keys is None else asked)
+            member.work.let_go(None if keys is None else asked)
         return self._hand_out(named, lambda event: event.key)
 
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
@@ -150,20 +156,21 @@ class EnginePool:
         """
         check_idle(len(self._owner) + len(self._homeless), in_flight)
         self._check_left()
-        weights = self._processes.weights
+        exchange = self.exchange
         for member in self._processes.at_work():
-            if member.owned:  # what comes out depends on both weights from here on, and a new engine has one of them
-                member.journal = None
-            member.lets_all_go()
-        before, weights.ticket, weights.sums = weights.ticket, ticket, None
+            if (
+                member.work.owned
+            ):  # what comes out depends on both weights from here on, and a new engine has one of them
+                member.work.journal = None
+            member.work.lets_all_go()
+        exchange.offer(ticket)
         opening = self._processes.open_waiting()
         told = self._ask_all("load", ticket, in_flight)
-        while weights.passing() and self._processes.are_opening(opening):
-            self._hear(weights.watched(self._now()))
+        while exchange.passing and self._processes.are_opening(opening):
+            self._hear(exchange.watched(self._now()))
         refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
-        if refused and weights.came_again(ticket, next(iter(refused.values()))):
-            assert weights.ticket is not None
-            told = self._ask_all("load", weights.ticket, in_flight)
+        if refused and exchange.came_again(ticket, next(iter(refused.values()))):
+            told = self._ask_all("load", exchange.newest, in_flight)
             refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
         if refused and len(refused) == len(told):  # it is not the engines' fault
             raise next(iter(refused.values()))
@@ -173,7 +180,7 @@ class EnginePool:
         while not self.members():
             self._check_left()
             self._hear()
-        self._processes.drop(before)
+        exchange.delete_read()
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Return the checksums that all engines have in common.
@@ -187,7 +194,7 @@ class EnginePool:
         """Tell every engine."""
         self._ask_all("sleep")
         for member in self._processes.members:
-            member.lets_all_go()
+            member.work.lets_all_go()
 
     def stats(self) -> Metrics:
         """Return sums over engines, lost ones included."""
@@ -233,12 +240,6 @@ class EnginePool:
         """Engines at work, by the numbers under which a request may ask for one of them."""
         return [member.index for member in self._processes.at_work()]
 
-    def weights_from(self, source: WeightSource) -> Callable[[], list[tuple[int, int]]]:
-        """Set the publisher that later engines ask for weights; returns a function that names engines which load the
-        next ones at once."""
-        self._processes.weights.source = source
-        return self._processes.present
-
     def checksums_each(self) -> Mapping[int, Mapping[str, TensorSum] | None]:
         """By engine. From here on, one that comes back must have the same.
 
@@ -250,7 +251,7 @@ class EnginePool:
             if isinstance(said, Exception):
                 raise EngineError(f"{self._processes.members[index].name}: {said}") from said
             found[index] = said
-        self._processes.weights.sums = next((sums for sums in found.values() if sums is not None), None)
+        self.exchange.sums = next((sums for sums in found.values() if sums is not None), None)
         return found
 
     def metrics(self) -> Metrics:
@@ -275,7 +276,7 @@ class EnginePool:
             if member is None:
                 self._homeless.update((request.key, request) for request in group)
             else:
-                member.give(group)
+                member.work.give(group)
                 self._owner.update((request.key, (member.index, member.incarnation)) for request in group)
 
     def _member_for(self, request: SampleRequest) -> Member | None:
@@ -294,28 +295,28 @@ class EnginePool:
     def _give_back(self, member: Member, keys: Iterable[Key]) -> None:
         """As they were submitted: nothing is known of what became of them."""
         for key in keys:
-            if key in member.owned:
-                member.forget(key)
+            if key in member.work.owned:
+                member.work.forget(key)
                 del self._owner[key]
                 self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
 
     def _take_back(self, named: set[Key]) -> None:
         """Make all that is unfinished of ``named`` end."""
-        while self._round or any(not named.isdisjoint(member.owned) for member in self._processes.flying.values()):
+        while self._round or any(not named.isdisjoint(member.work.owned) for member in self._processes.flying.values()):
             self._hear()
         for key in named & self._homeless.keys():
             del self._homeless[key]
             self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
         for member in self._processes.members:
-            if mine := [key for key in member.owned if key in named]:
+            if mine := [key for key in member.work.owned if key in named]:
                 self._recall(member, mine)
         while not named.isdisjoint(self._owner):
             self._hear()
 
     def _recall(self, member: Member, keys: Sequence[Key]) -> None:
         """Return unsent requests at once, and ask the engine for the rest."""
-        unsent = {request.key for request in member.mail} & set(keys)
-        member.mail = [request for request in member.mail if request.key not in unsent]
+        unsent = {request.key for request in member.work.mail} & set(keys)
+        member.work.mail = [request for request in member.work.mail if request.key not in unsent]
         self._give_back(member, sorted(unsent))
         if rest := [key for key in keys if key not in unsent]:
             self._processes.ask(member, "abort", rest)
@@ -330,12 +331,11 @@ class EnginePool:
             waiting, self._homeless = list(self._homeless.values()), {}
             self._assign(waiting)
         for member in self._processes.at_work():
-            if member.owned and member.flight is None:
+            if member.work.owned and member.flight is None:
                 self._ask_turn(member)
 
     def _ask_turn(self, member: Member) -> None:
-        mail, member.mail = member.mail, []
-        dropped, member.dropped = member.dropped, []
+        mail, dropped = member.work.take_mail()
         self._processes.ask(member, "turn", mail, self.turn_steps, dropped)
 
     def _ask_all(self, method: str, *args: Any) -> dict[int, Any]:
@@ -346,7 +346,7 @@ class EnginePool:
         for member in self._processes.at_work():
             self._processes.ask(member, method, *args)
         while self._processes.flying:
-            self._hear(self._processes.weights.watched(self._now()) if method == "load" else math.inf)
+            self._hear(self.exchange.watched(self._now()) if method == "load" else math.inf)
         return dict(sorted(self._told.items()))
 
     def _hear(self, until: float = math.inf) -> None:
@@ -359,7 +359,7 @@ class EnginePool:
                 self._give_back(member, keys_of(flight))  # what it knew nothing of
             else:
                 if isinstance(answer, TurnResult):  # of a load
-                    member.heard(answer)
+                    member.counts.heard(answer)
                 self._told[member.index] = answer
         if self._round and not (self.lockstep and self._processes.flying):
             self._close_round()
@@ -374,17 +374,17 @@ class EnginePool:
         longest = 0
         for index, answer in sorted(answers.items()):
             member = self._processes.members[index]
-            longest = max(longest, math.ceil((answer.clock - member.clock) * share))
+            longest = max(longest, math.ceil((answer.clock - member.counts.clock) * share))
             self._take(member, answer, self.clock, share)
         self.clock += max(1, longest)
 
     def _take(self, member: Member, answer: TurnResult, base: int, share: float) -> None:
         """Keep the events of what is still its own; their ticks become the pool's."""
-        before = member.heard(answer)
+        before = member.counts.heard(answer)
         for event in answer.events:
             if self._owner.get(event.key) == (member.index, member.incarnation):
                 del self._owner[event.key]
-                member.forget(event.key, ended=event.finish in (FinishReason.STOP, FinishReason.LENGTH))
+                member.work.forget(event.key, ended=event.finish in (FinishReason.STOP, FinishReason.LENGTH))
                 tick = base + math.ceil((event.tick - before) * share)
                 self._ended.append(replace(event, tick=tick, engine=member.index))
 
@@ -392,16 +392,16 @@ class EnginePool:
 
     def _lost(self, member: Member, error: Exception, flight: Flight | None) -> None:
         """Take an engine out and make its work again."""
-        self._processes.weights.left()
+        self.exchange.left()
         self._why = f"{member.name} was lost last ({error})"
         placeless = isinstance(error, NoPlaceError)  # nothing was started
         waits = placeless and any(other is not member for other in self._processes.at_work())
         again = waits or self._restarts < self.limits.restarts
         at_once = again and self.lockstep and member.at_work and not placeless
-        replays = at_once and member.journal is not None
+        replays = at_once and member.work.journal is not None
         if not replays:
             self._give_back(member, keys_of(flight))
-        sent = len(member.owned) - len(member.mail)
+        sent = len(member.work.owned) - len(member.work.mail)
         self._tally.loss(sent)
         self._say_lost(member, error, sent, again=again, at_once=at_once, waits=waits)
         self._restarts += again and not waits
@@ -417,7 +417,7 @@ class EnginePool:
             again = False
         if not again:
             member.gone, member.at_work = True, False
-        requests = member.take_all()
+        requests = member.work.take_all()
         for request in requests:
             del self._owner[request.key]
         self._assign(requests)
@@ -439,7 +439,7 @@ class EnginePool:
     def _revive(self, member: Member, flight: Flight | None, replays: bool) -> None:
         """Lockstep: the same work at the same place, so that what comes out does not tell that it was gone."""
         member.come_back(replays=replays)
-        self._owner.update((key, (member.index, member.incarnation)) for key in member.owned)
+        self._owner.update((key, (member.index, member.incarnation)) for key in member.work.owned)
         if flight is None:
             return
         if flight.method == "checksums" or (replays and flight.method in ("turn", "abort")):

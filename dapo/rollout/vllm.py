@@ -29,7 +29,8 @@ from dapo.config.schema import Vllm
 from dapo.errors import EngineError
 from dapo.links import install
 from dapo.models.adapter import is_adapter, write_adapter_parts
-from dapo.models.weights import check_named, read_shapes, tensors_of, write_weights
+from dapo.models.weights import read_shapes, write_weights
+from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_made import RouteShape, VllmResponse, name_of
@@ -41,10 +42,9 @@ from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum
 from dapo.types.enums import FinishReason
 from dapo.types.model import ModelFacts
 from dapo.types.seeds import generator_seed
+from dapo.weights.routes import ROUTES, check_named, receive
 
 _DEFAULT_SLOTS = 256
-_FILES = ("folder", "object_store")
-"""Routes whose tickets lead to files that other processes of this machine can read."""
 
 _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 
@@ -135,9 +135,12 @@ class VllmEngine:
         """
         self._check_usable()
         present = {*(response.request.key for response in self._responses.values()), *(e.key for e in self._pending)}
-        for request in requests:  # the whole list, before anything is taken
-            self._check(request, present)
-            present.add(request.key)
+        check_requests(requests, self._gate, present)
+        for request in requests:
+            if (tokens := len(request.prompt_ids) + request.sampling.max_tokens) > self._longest:
+                raise EngineError(
+                    f"request {request.key} may grow to {tokens} tokens; this engine was started for {self._longest}"
+                )
         for request in requests:
             name = name_of(request.key)
             done = ended_before(request, self.clock, self._gate.strings)
@@ -153,15 +156,6 @@ class VllmEngine:
                     priority=request.priority,
                 )
             self._responses[name] = VllmResponse(request, self._routes)
-
-    def _check(self, request: SampleRequest, present: set[Key]) -> None:
-        self._gate.check(request)
-        if (tokens := len(request.prompt_ids) + request.sampling.max_tokens) > self._longest:
-            raise EngineError(
-                f"request {request.key} may grow to {tokens} tokens; this engine was started for {self._longest}"
-            )
-        if request.key in present:
-            raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
 
     def _check_usable(self) -> None:
         if self._engine is None:
@@ -205,19 +199,15 @@ class VllmEngine:
             EngineError: ``abort`` while responses are unfinished, a ticket that does not name every parameter, or
                 weights that vLLM does not take.
         """
-        if in_flight == "abort" and self._responses:
-            raise EngineError(
-                f"new weights arrived while {len(self._responses)} responses are unfinished; call abort() first and "
-                "submit them again with their prefix, or load with in_flight='keep'"
-            )
+        check_idle(len(self._responses), in_flight)
         self._check_usable()
         if not self._applies_adapter:
             check_named(ticket, self._frozen)
         elif not is_adapter(ticket.names):
             raise EngineError("this engine applies an adapter, and whole weights were published: publish it by itself")
-        read_by_workers = self._many_workers and not self._applies_adapter and ticket.route in _FILES
+        read_by_workers = self._many_workers and not self._applies_adapter and ROUTES[ticket.route].files
         files = Path(ticket.address) if read_by_workers else None
-        incoming = iter(()) if files is not None else tensors_of(ticket, self._device)
+        incoming = iter(()) if files is not None else receive(ticket, self._device)
         shapes = {} if files is None else read_shapes(files)  # before anything is touched
         with self._losing("taking new weights"):
             if self._asleep:

@@ -33,7 +33,7 @@ from dapo.rollout.vllm_http import (
     words,
 )
 from dapo.rollout.vllm_lease import ServerLease
-from dapo.rollout.vllm_route import PublishedFolder, WeightRoute
+from dapo.rollout.vllm_route import PublishedFolder, ServerWeights
 from dapo.rollout.vllm_startup import ServerFacts
 from dapo.rollout.vllm_waiting import AGAIN, Waiting, tell_slow
 from dapo.types.batch import Key, SampleEvent, SampleRequest
@@ -96,7 +96,7 @@ class Dispatcher:
         self._published: dict[str, int] = {}  # version by label
         self._well = False
         self._mending: asyncio.Task[None] | None = None
-        self._route, self._lease = WeightRoute(wire), lease
+        self._route, self._lease = ServerWeights(wire), lease
         self._aborting: set[Key] = set()
         self._losses = Counter[Key]()  # since the server was started
         self._deaths = Counter[Key]()
@@ -350,7 +350,7 @@ class Dispatcher:
                     self._lease.refuse_label(label)
                     log.warning("the server at %s was started again (%s)", self._wire.address, reason)
                     self.counts["restarts"] += 1
-                    self._route = WeightRoute(self._wire)
+                    self._route = ServerWeights(self._wire)
                     self._count_death()
                 elif self._loaded is None or label != self._loaded.label:  # a load of ours that ended half-way
                     self._ground()

@@ -22,16 +22,7 @@ class PublishedFolder:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsFolder:
-    """Folder of weights that the learner writes and a server reads; each set has its own subfolder."""
-
-    path: Path  # the same on both sides
-    own: bool = False  # no other trainer uses it: sets that a killed one left are deleted, and in the end the folder
-    deletes: bool = True  # the engine deletes a set once the next one has arrived; False: others read it as well
-
-
-class WeightRoute:
+class ServerWeights:
     """The way of new weights into one server, found at the first load."""
 
     def __init__(self, wire: Wire) -> None:

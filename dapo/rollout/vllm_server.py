@@ -10,25 +10,26 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dapo.errors import EngineError
-from dapo.models.weights import SETS, read_shapes, unknown_route
+from dapo.models.weights import read_shapes
+from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.requests import Gate, ended_before
 from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_dispatch import Dispatcher
 from dapo.rollout.vllm_http import Unreachable, Wire
 from dapo.rollout.vllm_lease import TRAINER, ServerLease
-from dapo.rollout.vllm_route import PublishedFolder, WeightsFolder
+from dapo.rollout.vllm_route import PublishedFolder
 from dapo.rollout.vllm_startup import ServerFacts, inspect
 from dapo.rollout.vllm_sums import together
 from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.weights.routes import unknown_route
+from dapo.weights.sets import SETS
 
 _DEFAULT_SLOTS = 256
 _RELEASE_SECONDS = 2.0
@@ -45,7 +46,7 @@ class ServerEngine:
 
     Args:
         address: Such as ``http://127.0.0.1:8000``.
-        weights: Where the learner writes weights for the server to read.
+        work: What this trainer works on, such as its run folder; an error of another trainer names it.
         vocabulary: Rows of the model's embedding.
         longest: Tokens of prompt and response together that the run may ask for.
         config: The model's configuration; a server with another one is refused. None: not compared.
@@ -64,7 +65,7 @@ class ServerEngine:
     def __init__(
         self,
         address: str,
-        weights: WeightsFolder,
+        work: str,
         *,
         vocabulary: int,
         longest: int,
@@ -78,9 +79,6 @@ class ServerEngine:
         self.capacity = slots or _DEFAULT_SLOTS
         self.version = 0
         self._name = f"{TRAINER}{secrets.token_hex(4)}"
-        self._folder = weights.path.resolve()
-        self._deletes = weights.deletes
-        self._remove_folder = weights.deletes and (weights.own or not self._folder.exists())
         self._published: PublishedFolder | None = None
         self._pending: list[SampleEvent] = []
         self._clock_seen = -1
@@ -88,7 +86,7 @@ class ServerEngine:
         self._shapes: dict[str, list[int]] = {}
         self._patience = patience
         self._wire = Wire(address, api_key)
-        self._lease = ServerLease(self._wire, self._name, str(self._folder.parent if weights.own else self._folder))
+        self._lease = ServerLease(self._wire, self._name, work)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._name} server", daemon=True)
         self._thread.start()
@@ -100,9 +98,6 @@ class ServerEngine:
             self._call(self._give_up())
             self._stop()
             raise
-        if weights.own and weights.deletes:
-            for left_over in self._folder.glob(f"{SETS}*"):
-                shutil.rmtree(left_over, ignore_errors=True)
 
     @property
     def clock(self) -> int:
@@ -122,19 +117,14 @@ class ServerEngine:
                 "requests came before the first publish; the server may hold another run's weights: publish first"
             )
         present = {*self._call(self._keys()), *(event.key for event in self._pending)}
+        check_requests(requests, self._gate, present)
         going: list[SampleRequest] = []
-        done: list[SampleEvent] = []
         for request in requests:
-            self._gate.check(request)
-            if request.key in present:
-                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
-            present.add(request.key)
             event = ended_before(request, self.clock, self._gate.strings)
             if event is None:
                 going.append(request)
             else:
-                done.append(event)
-        self._pending += done
+                self._pending.append(event)
         self._call(self._dispatcher.submit(going))
         self._mark()
 
@@ -186,12 +176,7 @@ class ServerEngine:
             EngineError: ``abort`` while responses are unfinished; a server that does not take the weights, or is away.
         """
         self._check_open()
-        unfinished = self._dispatcher.unfinished
-        if in_flight == "abort" and unfinished:
-            raise EngineError(
-                f"new weights arrived while {unfinished} responses are unfinished; call abort() first and submit them "
-                "again with their prefix, or load with in_flight='keep'"
-            )
+        check_idle(self._dispatcher.unfinished, in_flight)
         self._raise_failure()
         if ticket.route != "folder":
             raise unknown_route(ticket, "folder")
@@ -201,12 +186,9 @@ class ServerEngine:
         except FileNotFoundError as error:
             raise EngineError(f"the weights of version {ticket.version} cannot be loaded: {error}") from error
         label = f"{self._name}-{folder.name.removeprefix(SETS)}"  # by which the server knows whose weights it holds
-        fresh, old = PublishedFolder(label, ticket.version, folder), self._published
-        self._published = fresh  # from here on what a server that was away has to be given
-        self._call(self._dispatcher.publish(fresh))
+        self._published = PublishedFolder(label, ticket.version, folder)  # what a server that was away has to be given
+        self._call(self._dispatcher.publish(self._published))
         self.version = ticket.version
-        if self._deletes and old is not None and old.folder != folder:
-            shutil.rmtree(old.folder, ignore_errors=True)
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Return checksums of the weights that the server's workers compute with; None if they lack dapo's extension.
@@ -242,17 +224,12 @@ class ServerEngine:
         }
 
     def close(self) -> None:
-        """Drop everything unfinished, and delete the weights."""
+        """Drop everything unfinished."""
         if self._loop.is_closed():
             return
         self._pending.clear()
         self._call(self._dispatcher.close())
         self._stop()
-        if self._deletes and self._published is not None:
-            shutil.rmtree(self._published.folder, ignore_errors=True)
-        if self._remove_folder:
-            with suppress(OSError):
-                self._folder.rmdir()
 
     # ------------------------------------------------------------------ the other thread
 

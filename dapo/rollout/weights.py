@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dapo.errors import EngineError
 from dapo.models.checksum import checksum, dtype_name, once_each
-from dapo.models.weights import offered, tensors_of
 from dapo.types.batch import TensorSum, Ticket
+from dapo.weights.routes import receive
+from dapo.weights.shared import offered
 
 
 def take_weights(model: Any, ticket: Ticket, shares: bool) -> None:
@@ -22,7 +23,7 @@ def take_weights(model: Any, ticket: Ticket, shares: bool) -> None:
         EngineError: the ticket leads to another model than the shared one, or its tensors do not fit.
     """
     if not shares:
-        copy_weights(model, tensors_of(ticket, next(model.parameters()).device))
+        copy_weights(model, receive(ticket, next(model.parameters()).device))
     elif ticket.route != "shared" or offered(ticket) is not model:
         raise EngineError(
             f"the ticket of version {ticket.version} leads to {ticket.route} {ticket.address!r}, and this engine "

@@ -44,7 +44,7 @@ _PLACES: dict[Transport, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where the parts of one run are. Example: two ranks on this machine and two embedded engines beside them::
+    """Places of the parts of one run. Example: two ranks on this machine, and two embedded engines with them::
 
     Deployment("ranks", 2, False, "embedded", (None, None), "processes", "folder", True, 0, 1)
     """
@@ -161,8 +161,10 @@ def deployment_of(recipe: Recipe, *, engine_given: bool = False, training: bool 
     """
     on_ray = recipe.launch.backend == "ray"
     if recipe.run.stage == "sft" and training:
-        place: LearnerPlace = "ranks" if recipe.learner.ranks > 1 else "here"
-        return Deployment(place, recipe.learner.ranks, False, "none", (), "here", "folder", False, 0, 0)
+        ranks, rest = recipe.learner.ranks, (False, 0, 0)
+        if ranks > 1:
+            return Deployment("ranks", ranks, False, "none", (), "here", "folder", *rest)
+        return Deployment("here", ranks, False, "none", (), "here", "shared", *rest)
     learner, rollout, kind = learner_place(recipe), recipe.rollout, engine_kind(recipe)
     if learner == "apart" and (engine_given or not training):
         learner = "here"

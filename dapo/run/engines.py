@@ -28,7 +28,6 @@ from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_route import WeightsFolder
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.given import ENGINE_METHODS, Context, make_engine_of
 from dapo.run.held import learner_holds
@@ -36,6 +35,7 @@ from dapo.run.parts import load_hook
 from dapo.run.places import Places, missing_ray, transport_of
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine
+from dapo.weights.exchange import WeightExchange
 
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
@@ -71,7 +71,7 @@ def missing_of_learner(recipe: Recipe) -> str | None:
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine, adapter, optimizer or backend whose package or card is missing, before anything is loaded.
+    """Refuse an engine, adapter, optimizer or backend whose package or GPU is missing, before anything is loaded.
 
     Raises:
         NotInstalled: the package of the extra that ``rollout.engine``, ``model.lora``, ``learner.optimizer`` or
@@ -127,7 +127,7 @@ def missing_card(recipe: Recipe) -> str | None:
         return None
     return (
         f"rollout.embedded.cuda_graphs is true, and model.device: {recipe.model.device} is a CPU here, as torch sees "
-        "no CUDA device: take the setting out (a card gets graphs anyway), or start this on a machine with a card"
+        "no CUDA device: take the setting out (a GPU gets graphs anyway), or start this on a machine with a GPU"
     )
 
 
@@ -162,6 +162,7 @@ def start_engine(
     *,
     training: bool = True,
     places: Places | None = None,
+    exchange: WeightExchange | None = None,
 ) -> Engine:
     """Make the engine that the recipe names, or a pool of such engines.
 
@@ -171,6 +172,7 @@ def start_engine(
         context: facts and folders of the run, and the model of an engine that computes in this process.
         training: a learner will hold its state on the same device.
         places: where engines of a pool run; None: in processes of this machine.
+        exchange: through which a learner will publish to the engines of a pool; None: they get tickets from elsewhere.
 
     Raises:
         EngineError: the engine does not start, or cannot run the model.
@@ -207,6 +209,7 @@ def start_engine(
         Gate(facts.vocabulary, min(filter(None, (facts.positions, facts.exact_positions)), default=None), strings),
         turn_steps=deployment.turn_steps,
         lockstep=deployment.lockstep,
+        exchange=exchange,
         limits=PoolLimits(cluster.start_timeout, cluster.engine_timeout, cluster.max_engine_restarts),
     )
 
@@ -238,12 +241,12 @@ def engine_specs(
     )
     if not servers:
         return [replace(common, slots=slots) for slots in deployment.slots]
-    assert context.weights is not None  # weights_folder
+    assert context.weights is not None  # make_exchange
     key = _api_key(recipe)
     own = recipe.rollout.server.weights_dir is None
-    weights = WeightsFolder(context.weights, own=own, deletes=not deployment.pool)  # a pool deletes them itself
+    work = str(context.weights.parent if own else context.weights)
     return [
-        replace(common, slots=slots, server=ServerAccess(url, weights, key))
+        replace(common, slots=slots, server=ServerAccess(url, work, key))
         for url, slots in zip(deployment.urls, deployment.slots, strict=True)
     ]
 

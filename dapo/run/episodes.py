@@ -30,6 +30,11 @@ from dapo.processes.transport import Transport
 from dapo.sandbox.kinds import SandboxSettings, try_sandbox
 from dapo.types.environment import Abilities, Players
 
+REPEATS = (
+    "environment: an agent asks as it likes, so this run repeats itself only if the agent does, with equal requests "
+    "after equal turns. A resume plays unfinished episodes again; one that asks otherwise is left unscored"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Playing:
@@ -53,7 +58,8 @@ class Playing:
 
     def prepared(self, tokenizer: Any) -> PreparedData:
         """Return the recipe's data; a prompt asks for the model's turn unless the environment speaks first."""
-        return prepare(self.data, tokenizer, ask=not self.pool.abilities.opens, keep_chat=self.speech.afresh)
+        asks = self.what.agent is not None or not self.pool.abilities.opens
+        return prepare(self.data, tokenizer, ask=asks, keep_chat=self.speech.afresh)
 
     def moved(self, recipe: Recipe, transport: Transport, names: Sequence[str], output: Path | None) -> Playing:
         """End the workers of this machine, and return the environment as hosts of a transport play it."""
@@ -73,6 +79,7 @@ class Playing:
             truncates_tokens=settings.long_turn == "truncated",
             refuses_long_replies=settings.long_reply == "error",
             ends_on_error=settings.on_error == "end",
+            most_tokens=longest_conversation(recipe) if settings.kind == "agent" else None,
         )
         read = [reward.name for reward in recipe.rewards if reward.kind == "environment"]
         return Episodes(self.pool, self.speech, texts, limits, lag=settings.lag, read_scores=read, waits=waits)
@@ -100,13 +107,14 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
     for role in _roles(recipe):
         speech.check(role)
     what = Load(
-        kind=None if settings.kind == "tools" else _sent(settings.kind, "environment.kind"),
+        kind=None if settings.kind in ("tools", "agent") else _sent(settings.kind, "environment.kind"),
         args=dict(settings.args),
         tools=tuple(_sent(tool, "environment.tools") for tool in settings.tools),
         tool_format=_format(recipe, tokenizer, chat=chat),
         timeout=settings.timeout,
         max_turns=settings.max_turns,
         tell=settings.on_error == "tell",
+        agent=_agent(recipe),
         programs=ProgramSettings(sandbox_of(recipe), recipe.sandbox.timeout, recipe.sandbox.memory_mib),
         name=settings.id,
         data=None if own_data is None else str(own_data),
@@ -122,12 +130,12 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         if tools:
             speech.check("tool")
         _check_scores(recipe, pool.abilities)
-        if pool.abilities.opens:
+        if pool.abilities.opens and settings.kind != "agent":
             speech.opening(())
     except BaseException:
         pool.close()
         raise
-    data, notes = recipe.data, list[str]()
+    data, notes = recipe.data, [REPEATS] if settings.kind == "agent" else list[str]()
     if own_data is not None:
         data = _with_own_data(data, data_files(own_data))
     if tools and chat and shows_tools(recipe.data, tokenizer):
@@ -170,6 +178,20 @@ def _check_scores(recipe: Recipe, able: Abilities) -> None:
             f"rewards.{read[0]}: the environment's class has no get_reward(), so it scores nothing. Give it one, or "
             "name rewards that judge the model's text (math, exact, function, ...)"
         )
+
+
+def longest_conversation(recipe: Recipe) -> int:
+    """Return the most tokens that an agent's conversation may have, the model's turn included."""
+    response = max(recipe.rollout.max_response_tokens, recipe.validation.max_response_tokens or 0)
+    return recipe.data.max_prompt_tokens + response
+
+
+def _agent(recipe: Recipe) -> str | bytes | tuple[str, ...] | None:
+    """Return what runs an agent; None: the environment is none."""
+    run = recipe.environment.run
+    if recipe.environment.kind != "agent" or run is None:
+        return None
+    return tuple(run) if isinstance(run, list) else _sent(run, "environment.run")
 
 
 def sandbox_of(recipe: Recipe) -> SandboxSettings:

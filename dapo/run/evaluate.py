@@ -28,7 +28,7 @@ from dapo.types.evidence import silent_of
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is evaluated: a recipe, and the run and the step of the checkpoint whose weights it takes."""
+    """Subject of an evaluation: a recipe, and the run and the step of the checkpoint whose weights it takes."""
 
     loaded: LoadedRecipe
     run: Path | None = None  # None: the recipe's model itself
@@ -104,7 +104,7 @@ def evaluated(subject: Subject, console: Console) -> tuple[Shown, EvaluationResu
 
 
 def _read(path: Path) -> tuple[Shown, EvaluationResult]:
-    """The evaluation that a file of answers holds."""
+    """Return the evaluation that a file of answers holds."""
     name, step, responses = read_answers(path)
     sampled = {r.sample for r in responses if r.sample >= 0}
     result = result_of(by_set_of(responses), len(sampled), any(r.sample < 0 for r in responses))
@@ -112,7 +112,8 @@ def _read(path: Path) -> tuple[Shown, EvaluationResult]:
 
 
 def shown_as(model: str, step: int | None, samples: int, result: EvaluationResult) -> Shown:
-    """An evaluation of ``samples`` responses a problem as it is shown; ``step`` is None for a model that is no run."""
+    """Return an evaluation of ``samples`` responses a problem in its shown form; ``step`` is None for a model without a
+    run."""
     sets = {
         name: {
             key.removeprefix(f"validation/{name}/"): value

@@ -48,7 +48,7 @@ def export(
 ) -> int:
     """Write checkpoint ``step`` (default: the newest) of a run to ``out``. Returns the exit code.
 
-    ``console``: where it is told; None: plain lines.
+    ``console``: where it is reported; None: plain lines.
     ``adapter``: of a run with ``model.lora`` the adapter alone; otherwise it is merged into the model.
 
     Raises:
@@ -110,7 +110,7 @@ def write_adapter(folder: Path, loaded: LoadedModel) -> None:
 
 
 def load_trained(run: Path, step: int | None = None) -> LoadedModel:
-    """The model of checkpoint ``step`` (default: the newest) of a run.
+    """Return the model of checkpoint ``step`` (default: the newest) of a run.
 
     Raises:
         CheckpointError: there is none, it is damaged, or belongs to another model.
@@ -132,7 +132,7 @@ def _load_trained(folder: RunFolder, step: int | None, console: Console) -> tupl
 
 
 def _say_merged(loaded: LoadedModel, console: Console) -> None:
-    """Of an adapter, what merging it into weights of this type has lost."""
+    """Print how much of an adapter is lost by merging it into weights of this type."""
     if loaded.adapter and (lost := merge_error(loaded.model)) >= NOTABLE_LOSS:
         console.warn(
             f"merging the adapter into weights in {loaded.fingerprint['dtype']} rounds {lost:.0%} of its change away: "
@@ -141,7 +141,7 @@ def _say_merged(loaded: LoadedModel, console: Console) -> None:
 
 
 def tokenizer_class(folder: Path, loaded: LoadedModel) -> str:
-    """The class of transformers whose ``from_pretrained(folder)`` gives the tokenizer that training used.
+    """Return the class of transformers whose ``from_pretrained(folder)`` gives the tokenizer that training used.
 
     ``AutoTokenizer`` wherever it does; for some model types it takes a class that replaces what tokenizer.json says.
     """
@@ -157,7 +157,7 @@ def tokenizer_class(folder: Path, loaded: LoadedModel) -> str:
 
 
 def _chats(tokenizer: Any) -> list[str]:
-    """A conversation as the tokenizer's template writes it, where it has one."""
+    """Return a conversation as the tokenizer's template writes it, if it has a template."""
     if not getattr(tokenizer, "chat_template", None):
         return []
     messages = [{"role": "user", "content": PROBE_TEXT}]
@@ -292,7 +292,7 @@ def _literal(value: Any) -> str:
 
 
 def _how(recipe: Recipe) -> str:
-    """What a step was made of."""
+    """Return the contents of a step in words."""
     if recipe.run.stage == "sft":
         return (
             f"supervised, {recipe.sft.batch_size} examples a step, learning rate {recipe.sft.learning_rate:g}, of "
@@ -305,7 +305,7 @@ def _how(recipe: Recipe) -> str:
 
 
 def _loss(rows: list[Row]) -> str:
-    """The held-out loss of a supervised run; "" without one."""
+    """Return the held-out loss of a supervised run; "" without one."""
     steps, losses = series(rows, "validation/loss")
     if not losses:
         return ""
@@ -313,7 +313,7 @@ def _loss(rows: list[Row]) -> str:
 
 
 def _result(evaluated: list[Row]) -> list[str]:
-    """The first and the last evaluation as a table; unscored responses are named."""
+    """Return the first and the last evaluation as a table; unscored responses are named."""
     shown = evaluated[:1] + (evaluated[-1:] if len(evaluated) > 1 else [])
     heads = [f"step {row['step']}" for row in shown]
     lines = [f"| held-out | {' | '.join(heads)} |", f"| --- {'| --- ' * len(heads)}|"]

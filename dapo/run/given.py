@@ -1,4 +1,4 @@
-"""What a program gives to a run beside its recipe: parts of its own, and callbacks."""
+"""Parts and callbacks that a program gives to a run in addition to its recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dapo.types.protocols import Engine, PromptStream, Scorer
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a part that is made for a run may want to know of it."""
+    """Facts of a run for a user's part that is made for it."""
 
     recipe: Recipe
     tokenizer: Any
@@ -56,7 +56,7 @@ class Given:
     python: bool = False  # a Python program starts the run, and no command
 
     def words(self) -> list[str]:
-        """What takes the place of what the recipe names, in sentences."""
+        """Return sentences on the given parts that replace the recipe's."""
         told = {
             "engine": (self.engine, "makes the responses; rollout.engine and its sections are not read"),
             "scorer": (self.scorer, "scores them; the recipe's rewards are not asked"),
@@ -71,7 +71,7 @@ class Given:
         return lines
 
     def needed(self) -> dict[str, str]:
-        """What a resume has to be given again: the argument as it is written, and its name."""
+        """Return what a resume needs again: the argument as it is written, and its name."""
         names = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("rewards.")]
         needed = {f"rewards=[{', '.join(names)}]": ", ".join(names)} if names else {}
         tools = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("environment.tools.")]
@@ -170,12 +170,12 @@ def make_engine_of(given: Any, context: Context) -> Engine:
 
 
 def make_scorer_of(given: Any, context: Context) -> Scorer:
-    """The user's scorer. As ``make_engine_of``."""
+    """Make the user's scorer, as ``make_engine_of`` does."""
     return _made(given, context, "a scorer", Scorer, "submit poll close")  # type: ignore[no-any-return]
 
 
 def make_stream_of(given: Any, context: Context) -> PromptStream:
-    """The user's prompt stream. As ``make_engine_of``."""
+    """Make the user's prompt stream, as ``make_engine_of`` does."""
     return _made(given, context, "a prompt stream", PromptStream, "take size state load")  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,5 @@
-"""What a learner holds, in bytes: the one place that counts it, for `dapo check` and for the engine beside it."""
+"""Bytes that a learner holds: the one place that counts them, for `dapo check` and for the engine that shares its
+device."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Held:
 
 
 def learner_holds(recipe: Recipe, facts: ModelFacts) -> Held:
-    """What the recipe's learner holds of a model, in one process."""
+    """Return the bytes that the recipe's learner holds of a model, in one process."""
     size, low = BYTES[recipe.model.dtype], recipe.model.dtype != "float32"
     trained, adapter = trained_parameters(recipe, facts), recipe.model.lora.rank is not None
     reference = keeps_reference(recipe) and not recipe.algorithm.reference.offload

@@ -1,4 +1,4 @@
-"""What keeps a sound recipe from starting on this machine as it is now: another machine may have it."""
+"""Reasons that keep a sound recipe from starting on this machine; another machine may have what is missing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_trackers(recipe: Recipe) -> None:
 
 
 def lacking(recipe: Recipe) -> Iterator[str]:
-    """Packages, devices and variables that the run needs and this machine has not, each with the next move."""
+    """Yield packages, devices and variables that the run needs and this machine lacks, each with the next move."""
     supervised = recipe.run.stage == "sft"
     if missing := missing_weights(recipe.model.path):
         yield missing

@@ -17,23 +17,21 @@ from dapo.config.schema import Lora, Recipe
 from dapo.errors import ModelError
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import LearnerHosts, WorkerHere, Workers
-from dapo.learner.publisher import Receivers
 from dapo.learner.sharding import Shape
 from dapo.learner.step import PolicyStep
 from dapo.learner.worker import RankPlace, Worker, make_worker
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
-from dapo.models.rendezvous import LOOPBACK, serve
+from dapo.models.rendezvous import serve
 from dapo.observe.console import Console
 from dapo.processes.left_over import claim, delete_left, leave
 from dapo.processes.transport import HostSpec
-from dapo.rollout.pool import EnginePool
 from dapo.run.deployment import Deployment
 from dapo.run.parts import adapter_seed, make_correction, make_model, make_objective, needs_reference
 from dapo.run.places import Places, transport_of
-from dapo.types.batch import PASSING
+from dapo.run.weights import host_of
 from dapo.types.model import ModelFacts
-from dapo.types.protocols import Engine
+from dapo.weights.exchange import WeightExchange
 
 
 def without_adapter(recipe: Recipe) -> Recipe:
@@ -53,12 +51,11 @@ def make_learner(
     facts: ModelFacts,
     loaded: LoadedModel | None,
     *,
-    weights: Path | None,
+    exchange: WeightExchange,
     run: Path | None,
     training: bool = True,
     say: Callable[[str], None] = lambda note: None,
     places: Places | None = None,
-    engine: Engine | None = None,
 ) -> LearnerDriver:
     """Return the recipe's learner.
 
@@ -67,18 +64,16 @@ def make_learner(
         deployment: who runs where.
         facts: of its model.
         loaded: the model of this process, if there is one: a learner of this process trains it.
-        weights: from ``weights_folder``: what it publishes through.
+        exchange: through which it publishes.
         run: the run's folder, for what workers print; None: it is dropped.
         training: False: it is asked for nothing but its weights and log-probabilities.
         say: hears what a person should know of a model that is loaded elsewhere.
         places: where processes of the learner run; None: on this machine.
-        engine: that its weights go to.
 
     Raises:
         ModelError: the model cannot be loaded in its process.
         LearnerLost: a process did not start.
     """
-    receivers = make_receivers(recipe, deployment, places)
     rendezvous = ExitStack()
     workers: Workers
     try:
@@ -86,30 +81,17 @@ def make_learner(
             assert loaded is not None  # Deployment.model_here
             workers = WorkerHere(_worker(recipe, loaded, training=training))
         else:
-            assert weights is not None  # engines beside it have weights of their own
             specs = worker_specs(recipe, deployment, facts.name, rendezvous, places)
             workers = LearnerHosts(transport_of(run, places), specs, recipe.learner.timeout)
         asynchronous = recipe.checkpoint.asynchronous
-        learner = LearnerDriver(workers, weights, asynchronous=asynchronous, receivers=receivers, rendezvous=rendezvous)
+        learner = LearnerDriver(workers, exchange, asynchronous=asynchronous, rendezvous=rendezvous)
     except BaseException:
         rendezvous.close()
         raise
     for note in learner.notes:
         if loaded is None or note not in loaded.notes:  # the model of this process is the same one
             say(note)
-    # A pool deletes weights itself; where they can be had only just after a publish, both know of each other.
-    receivers.deletes = isinstance(engine, EnginePool)
-    if receivers.route in PASSING and isinstance(engine, EnginePool):
-        receivers.present = engine.weights_from(learner.publisher)
     return learner
-
-
-def make_receivers(recipe: Recipe, deployment: Deployment, places: Places | None) -> Receivers:
-    """Return how the learner's workers publish; for a broadcast with the store where its members meet."""
-    if deployment.route != "broadcast":
-        return Receivers(deployment.route)
-    store, address = serve(_host(places))
-    return Receivers("broadcast", store, address, recipe.learner.timeout)
 
 
 def worker_specs(
@@ -133,7 +115,7 @@ def worker_specs(
     if places is None:
         address = f"file://{Path(_rendezvous_folder(rendezvous)) / 'rendezvous'}"
     else:
-        store, address = serve(_host(places))
+        store, address = serve(host_of(places))
         rendezvous.callback(lambda: store)  # it lives as long as somebody holds it
         if places.cuda:
             environment["LOCAL_RANK"] = "0"  # of the devices that a rank sees, which are its own
@@ -195,11 +177,6 @@ def _worker(recipe: Recipe, loaded: LoadedModel, *, training: bool = True) -> Wo
             recipe.algorithm.reference if training and needs_reference(recipe) else None,
         )
     )
-
-
-def _host(places: Places | None) -> str:
-    """Return the address at which the run's processes reach this one."""
-    return LOOPBACK if places is None or places.one_machine else places.here
 
 
 _MEETINGS = "dapo-ranks-"

@@ -55,7 +55,7 @@ CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook)
 
 
 def load_hook(name: str, setting: str) -> Callable[..., Any]:
-    """The user's function ``package.module:function``; the working directory is importable.
+    """Return the user's function ``package.module:function``; the working directory is importable.
 
     Raises:
         RecipeError: no such module or function.
@@ -150,7 +150,7 @@ def _options(kind: Section) -> dict[str, Any]:
 
 
 def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]:
-    """Scale, then length penalty (algorithm.md section 4)."""
+    """Scale, then add the length penalty (docs/algorithm.md)."""
     scaling, punishment = recipe.algorithm.reward_scaling, recipe.algorithm.overlong_punishment
     max_length, cache_length = penalty_interval(recipe)
     return partial(
@@ -227,8 +227,7 @@ def make_correction(
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """The loss and its terms, with what is to be known about them. A plain function of the user's is taken to need
-    nothing."""
+    """Return the loss and its terms with their facts. A user's plain function is taken to need nothing."""
     if recipe.run.stage == "sft":
         return Objective(imitation_loss)
     return with_terms(
@@ -302,12 +301,12 @@ def make_model(recipe: Recipe, console: Console, facts: ModelFacts | None = None
 
 
 def adapter_seed(recipe: Recipe) -> int:
-    """Of an adapter's random start, the same for one process and for ranks."""
+    """Return the seed of an adapter's random start, the same for one process and for ranks."""
     return derive_seed(recipe.run.seed, ADAPTER)
 
 
 def make_facts(recipe: Recipe, console: Console) -> ModelFacts:
-    """What is to be known of the recipe's model, without its weights (of a built-in one: made first).
+    """Return the facts of the recipe's model, without its weights (a built-in model is made first).
 
     Raises:
         ModelError: as loading would, as far as configuration and tokenizer go.
@@ -351,7 +350,7 @@ def check_model_path(path: str, *, weights: bool = True) -> None:
 
 
 def make_tokenizer(model: Model, chat_template: str | None = None) -> Any:
-    """The tokenizer alone: problems become prompts, and every refusal of data comes, before weights are read or made.
+    """Return the tokenizer alone: problems become prompts, and data is refused, before weights are read or made.
 
     Args:
         model: whose it is.

@@ -1,4 +1,4 @@
-"""Where a recipe's ranks and engines go on a Ray cluster."""
+"""Placement of a recipe's ranks and engines on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Places:
         if deployment.kind != "given" and recipe.rollout.embedded.cuda_graphs and not self.cuda:
             raise ClusterError(
                 "rollout.embedded.cuda_graphs is true, and no machine of the Ray cluster has a GPU "
-                f"({describe_machines(nodes)}): take the setting out (a card gets graphs anyway), or add a machine "
-                "with a card"
+                f"({describe_machines(nodes)}): take the setting out (a GPU gets graphs anyway), or add a machine "
+                "with a GPU"
             )
         self.plan = plan_of(recipe, deployment, cuda=self.cuda)
         self.one_machine = cluster.one_machine
@@ -67,7 +67,7 @@ class Places:
         cluster.place(self.plan, recipe.cluster.start_timeout)
 
     def sentence(self) -> str:
-        """What was taken, for the console."""
+        """Return a sentence on the machines taken, for the console."""
         machines = describe_machines(self._cluster.nodes())
         return f"Ray cluster at {self._cluster.address} ({machines}): {describe_plan(self.plan)}"
 
@@ -76,7 +76,7 @@ class Places:
         return self._cluster.transport(None if run is None else run / HOSTS)
 
     def where(self) -> dict[str, str]:
-        """The machine of each host that has started, by the host's name."""
+        """Return the machine of each host that has started, by the host's name."""
         return self._cluster.where()
 
     def tell(self, lose: Callable[[ClusterLost], None]) -> None:
@@ -91,7 +91,7 @@ class Places:
 
     @contextmanager
     def told_if_lost(self) -> Iterator[None]:
-        """Of what is started there: an error that came of the cluster's loss says so, and what to do."""
+        """Turn an error that follows from the cluster's loss into one that says so, with the next move."""
         try:
             yield
         except DapoError as error:
@@ -124,7 +124,8 @@ def missing_ray(recipe: Recipe) -> str:
 
 
 def open_places(recipe: Recipe, deployment: Deployment) -> Places | None:
-    """The cluster that the recipe wants, joined or started; None: it lives on this machine. As ``Places``.
+    """Return the cluster that the recipe wants, joined or started; None if the run stays on this machine. As
+    ``Places``.
 
     Raises:
         RecipeError: the package is not installed.
@@ -182,7 +183,7 @@ def describe_place(recipe: Recipe) -> str:
 
 
 def describe_machines(nodes: list[Node]) -> str:
-    """The first few by name."""
+    """Return the first few machines by name."""
     return ", ".join(map(str, nodes[:4])) + (f", and {len(nodes) - 4} more" if len(nodes) > 4 else "")
 
 

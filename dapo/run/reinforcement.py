@@ -34,7 +34,7 @@ from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.engines import check_engine, start_engine
-from dapo.run.episodes import Playing, sandbox_of, start_environment
+from dapo.run.episodes import Playing, longest_conversation, sandbox_of, start_environment
 from dapo.run.fits import check_fits
 from dapo.run.given import (
     NOTHING_GIVEN,
@@ -59,7 +59,7 @@ from dapo.run.places import open_places
 from dapo.run.sampling import make_sampling, make_validation_sampling, stop_tokens
 from dapo.run.session import Session
 from dapo.run.texts import make_texts
-from dapo.run.weights import delete_weights, weights_folder
+from dapo.run.weights import make_exchange
 from dapo.system import core_count
 from dapo.types.batch import Prompt
 from dapo.types.evaluation import EvaluationProgress
@@ -94,7 +94,7 @@ def worker_count(recipe: Recipe) -> int:
 
 @dataclass(slots=True)
 class RewardParts:
-    """What training by reward has besides a model and a learner. Keeps ``dapo.run.session.Parts``."""
+    """Parts of training by reward besides a model and a learner. Keeps ``dapo.run.session.Parts``."""
 
     deployment: Deployment
     facts: ModelFacts
@@ -218,7 +218,7 @@ def reward_session(
     Raises:
         RecipeError: a package that the recipe needs is missing.
         ModelError: a device, name or folder that cannot be; before the data is read. Weights come last.
-        ClusterError: there is no room on the cluster that the recipe names.
+        ClusterError: the cluster that the recipe names has no free place.
         DataError: the data cannot be read, or a task refuses its options.
     """
     given = given.with_named(recipe)
@@ -256,13 +256,13 @@ def reward_session(
                 undo.callback(playing.pool.close)
         loaded, facts = _model_of(recipe, deployment, console)
         check_fits(recipe, facts, data, training=training)
-        weights = weights_folder(recipe, deployment, facts, folder, places)
-        undo.callback(delete_weights, recipe, deployment, weights)
-        context = replace(context, facts=facts, loaded=loaded, longest=_longest(recipe, data), weights=weights)
+        exchange = make_exchange(recipe, deployment, facts, folder, places)
+        undo.callback(exchange.close)
+        context = replace(context, facts=facts, loaded=loaded, longest=_longest(recipe, data), weights=exchange.folder)
         if given.engine is not None:
             engine = make_engine_of(given.engine, context)
         else:
-            engine = start_engine(recipe, deployment, context, training=training, places=places)
+            engine = start_engine(recipe, deployment, context, training=training, places=places, exchange=exchange)
         undo.callback(engine.close)
         named = all(reward.kind in ("math", "exact") for reward in recipe.rewards if reward.name == "accuracy")
         episodes = _episodes(recipe, deployment, playing, texts, facts)
@@ -273,7 +273,7 @@ def reward_session(
             loaded=loaded,
             facts=facts,
             tokenizer=tokenizer if loaded is None else loaded.tokenizer,
-            weights=weights,
+            exchange=exchange,
             folder=folder,
             say=console.say,
             closing=undo.pop_all(),
@@ -363,5 +363,7 @@ def _verdict_lag(recipe: Recipe, scorer: Scorer) -> int:
 def _longest(recipe: Recipe, data: PreparedData) -> int:
     """Tokens of the longest sequence that the engine can be asked for."""
     prompts = [*data.train, *(prompt for prompts in data.validation.values() for prompt in prompts)]
+    if recipe.environment.kind == "agent":
+        return longest_conversation(recipe)
     response = max(recipe.rollout.max_response_tokens, recipe.validation.max_response_tokens or 0)
     return max((len(prompt.token_ids) for prompt in prompts), default=1) + response

@@ -32,7 +32,7 @@ def make_validation_sampling(recipe: Recipe, facts: ModelFacts) -> SamplingParam
 
 
 def stop_tokens(recipe: Recipe, facts: ModelFacts) -> tuple[int, ...]:
-    """What ends a response.
+    """Return the tokens that end a response.
 
     Raises:
         ModelError: neither the model nor the recipe names an end token: every response would run to the limit.

@@ -1,4 +1,4 @@
-"""What a run of any method is made of: its model, its learner, its loop, and the parts of its method."""
+"""Parts of a run of any method: its model, its learner, its loop, and the parts of its method."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ from dapo.types.batch import Prompt
 from dapo.types.evidence import ClusterLost
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine, HasProcesses, Learner, ProcessState, Recorder
+from dapo.weights.exchange import WeightExchange
 
 
 class Parts(Protocol):
-    """What a method of training adds to a session. One function of each method makes them, with the session."""
+    """Parts that a method of training adds to a session. One function of each method makes them, with the session."""
 
     @property
     def deployment(self) -> Deployment:
@@ -67,7 +68,7 @@ class Session(Generic[P]):
     loaded: LoadedModel | None  # of a learner or an engine of this process; None: both live elsewhere
     facts: ModelFacts
     tokenizer: Any
-    weights: Path | None  # through which the learner publishes
+    exchange: WeightExchange  # through which the learner publishes
     folder: Path | None  # of the run
     say: Callable[[str], None]
     closing: ExitStack  # whatever is to be ended, the newest first
@@ -81,12 +82,11 @@ class Session(Generic[P]):
             self.parts.deployment,
             self.facts,
             self.loaded,
-            weights=self.weights,
+            exchange=self.exchange,
             run=self.folder,
             training=training,
             say=self.say,
             places=self.places,
-            engine=self.parts.engine,
         )
         self.closing.callback(learner.close)
         self.started = learner

@@ -25,7 +25,7 @@ SCRIPT, RECIPE = "job.sh", "recipe.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a script needs to know beside the section ``slurm``. Every path is absolute."""
+    """Facts of a Slurm script besides the section ``slurm``. Every path is absolute."""
 
     name: str  # of the run
     run: Path  # its folder
@@ -121,7 +121,7 @@ def job_script(job: Job, slurm: Slurm) -> str:
 
 
 def _options(job: Job, slurm: Slurm) -> Iterator[str]:
-    """The ``#SBATCH`` lines, in the order in which one reads a job."""
+    """Yield the ``#SBATCH`` lines, in the order in which one reads a job."""
     values = {
         "job-name": "dapo-" + re.sub(r"[^\w.+-]", "-", job.name),
         "nodes": slurm.nodes,

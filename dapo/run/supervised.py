@@ -29,7 +29,7 @@ from dapo.run.parts import (
 )
 from dapo.run.sampling import stop_tokens
 from dapo.run.session import Session
-from dapo.run.weights import delete_sets, shared_weights
+from dapo.run.weights import make_exchange
 from dapo.types.batch import Prompt
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Learner, Recorder
@@ -41,7 +41,7 @@ SHOWN_TOKENS = 24  # tokens at each end of a stretch that are shown
 
 @dataclass(slots=True)
 class ExampleParts:
-    """What supervised training has besides a model and a learner. Keeps ``dapo.run.session.Parts``."""
+    """Parts of supervised training besides a model and a learner. Keeps ``dapo.run.session.Parts``."""
 
     given: Recipe
     used: Recipe  # with the learner's settings of ``sft``
@@ -99,17 +99,16 @@ def supervised_session(recipe: Recipe, console: Console, folder: Path | None = N
     deployment = deployment_of(used)
     loaded = make_model(used, console, facts) if deployment.learner == "here" else None
     facts = facts if loaded is None else facts_of(loaded)
-    weights = shared_weights(facts, folder) if loaded is None else None
+    exchange = make_exchange(used, deployment, facts, folder)
     closing = ExitStack()
-    if weights is not None:
-        closing.callback(delete_sets, weights)
+    closing.callback(exchange.close)
     return Session(
         recipe=used,
         parts=ExampleParts(recipe, used, examples, deployment),
         loaded=loaded,
         facts=facts,
         tokenizer=tokenizer if loaded is None else loaded.tokenizer,
-        weights=weights,
+        exchange=exchange,
         folder=folder,
         say=console.say,
         closing=closing,

@@ -1,4 +1,4 @@
-"""What a run says of itself at its start and at its end."""
+"""Messages of a run at its start and at its end."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def nothing_learned(rows: Sequence[Row]) -> str | None:
 
 
 def _recipe_of(loaded: LoadedRecipe) -> str:
-    """What to type for the recipe that a run began with; a resumed one knows only its own copy."""
+    """Return what to type for the recipe that a run began with; a resumed run knows only its own copy."""
     if loaded.path is None or loaded.path.name == RESOLVED:
         return "RECIPE"
     return shlex.quote(short_name(loaded.path))
@@ -119,7 +119,7 @@ def best_said(best: Mapping[str, Any] | None, rows: Sequence[Row]) -> str | None
 
 
 def _export(folder: RunFolder, console: Console, recipe: Recipe) -> Path | None:
-    """The model of a supervised run, for what comes after it: of the best checkpoint where one is kept."""
+    """Export the model of a supervised run for the next stage: from the best checkpoint if one is kept."""
     if not recipe.sft.export:
         return None
     best = CheckpointStore(folder.checkpoints).best()
@@ -129,7 +129,7 @@ def _export(folder: RunFolder, console: Console, recipe: Recipe) -> Path | None:
 
 
 def lost_with(lost: ClusterLost, error: Exception, folder: RunFolder, checkpoints: CheckpointStore) -> str:
-    """What to do where a cluster was lost, and a step with it."""
+    """Return the next move after a cluster was lost, and a step with it."""
     steps = checkpoints.steps()
     last = f"The last checkpoint is that of step {steps[-1]}, in {checkpoints.folder}" if steps else "There is none yet"
     return (

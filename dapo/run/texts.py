@@ -28,7 +28,7 @@ def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
     if special := [text for text in stop if left_out(text, tokenizer)]:
         numbers = ", ".join(str(token) for text in special for token in left_out(text, tokenizer))
         raise RecipeError(
-            f"rollout.stop: {', '.join(map(repr, special))} is a special token, which stands in no response's text; "
+            f"rollout.stop: {', '.join(map(repr, special))} is a special token, which no response's text holds; "
             f"name it by its number: rollout.stop_token_ids, with {numbers} beside the model's own"
         )
     tags = (data.thinking.open, data.thinking.close) if data.thinking.enabled else ()
@@ -50,8 +50,8 @@ def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
 
 
 def left_out(text: str, tokenizer: Any) -> list[int]:
-    """Special tokens of ``text`` without which the text of a response would not hold it. [] where the tokenizer decodes
-    it as it stands (Qwen3's ``<think>`` is an added token and no special one), and where it cannot write it at all."""
+    """Return special tokens of ``text`` that decoding would drop. [] if the tokenizer keeps all (Qwen3's ``<think>`` is
+    an added token and no special one), and if it cannot write the text at all."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if text in tokenizer.decode(ids, skip_special_tokens=True):
         return []
@@ -66,8 +66,8 @@ def specials(tokenizer: Any) -> frozenset[int]:
 
 
 class TagWritingTokenizer:
-    """A tokenizer that writes some of its special tokens out (Magistral's ``[THINK]``): tags of thinking stand in the
-    text of a response then, as they do where they are no special tokens.
+    """Tokenizer that writes some of its special tokens out (Magistral's ``[THINK]``). Tags of thinking are then part of
+    a response's text, as if they were no special tokens.
 
     Attributes:
         all_special_ids: those that it still leaves out.

@@ -82,7 +82,7 @@ class Going:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A run that is about to train: whoever takes its steps one at a time holds on to these."""
+    """A run that is about to train: keep these while you take its steps one at a time."""
 
     trainer: Trainer
     folder: RunFolder
@@ -121,12 +121,12 @@ def _to_the_end(steps: Steps) -> int:
 
 
 def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console | None = None) -> Steps:
-    """A new run, a step at a time; closing it saves.
+    """Begin a new run, to be taken a step at a time; closing it saves.
 
     Args:
         loaded: its recipe.
         given: parts and callbacks of the caller's.
-        console: where it is told; None: as the recipe says.
+        console: where it is reported; None: as the recipe says.
     """
     recipe = loaded.recipe
     make_algorithm(recipe)  # functions of the user's that are not there are refused first
@@ -185,8 +185,8 @@ def go_on(
 
 @contextmanager
 def _released(folder: RunFolder) -> Iterator[None]:
-    """Others may have the folder once all is done: last, since a run whose status says "running" while nobody holds its
-    folder was killed; and what came to nothing is deleted while it is still ours."""
+    """Release the folder at the very end, since an unlocked folder whose status says "running" means a killed run. A
+    run that came to nothing is deleted before its release."""
     try:
         yield
     finally:
@@ -203,7 +203,7 @@ def _run(
     *,
     resume: bool,
 ) -> Steps:
-    """``greet`` says the first words, so that they stand in the log as well."""
+    """Run the recipe; ``greet`` prints the first words, so that the log has them, too."""
     with logging_to(folder.log, console.show_warning), outside_of_steps():
         greet()
         try:
@@ -223,7 +223,7 @@ def _run(
 def _train(
     loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, deadline: Deadline, *, resume: bool
 ) -> Steps:
-    """The exit code: of a run that got to its end, or was stopped before.
+    """Train and return the exit code: of a run that got to its end, or was stopped before.
 
     A learner that is lost is started again from the last checkpoint, as ``--resume`` does it: what was recorded behind
     it goes, engines get the weights of that step, and the steps are done again.
@@ -321,7 +321,7 @@ def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int 
 
 @contextmanager
 def _machine_told(folder: Path, *, resume: bool = False) -> Iterator[None]:
-    """What the machine refuses is no defect: say so in one line, instead of a traceback of whoever asked just then."""
+    """Report in one line what the machine refuses, since it is no defect, instead of a traceback."""
     try:
         yield
     except Exception as error:
@@ -332,7 +332,7 @@ def _machine_told(folder: Path, *, resume: bool = False) -> Iterator[None]:
             begun = resume or (folder / RESOLVED).is_file()
             go_on = resume_command(folder)
             again = f"continue with `{go_on}`; steps after the last checkpoint are done again"
-            said = f"{folder} cannot be written: {told.reason} ({error}). Make room, then "
+            said = f"{folder} cannot be written: {told.reason} ({error}). Free space, then "
             told = DiskError(said + (again if begun else "start again"), told.reason)
         raise told from error
 

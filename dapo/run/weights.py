@@ -1,31 +1,33 @@
-"""Choose the folder through which a run's weights travel, and delete what is left in it."""
+"""Make the exchange of a run's weights, and choose the folder through which they travel."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from dapo.config.schema import Recipe
-from dapo.models.weights import SETS
-from dapo.processes.left_over import claim, delete_left, leave
+from dapo.models.rendezvous import LOOPBACK
+from dapo.processes.left_over import claim, delete_left
 from dapo.processes.transport import ROOM
 from dapo.run.deployment import Deployment
 from dapo.run.places import Places
 from dapo.system import shared_memory
 from dapo.types.model import ModelFacts
+from dapo.weights.exchange import WeightExchange
+from dapo.weights.routes import ROUTES
+from dapo.weights.sets import WeightSets, delete_sets
 
 _PREFIX = "dapo-weights-"
 _SETS = 2.5  # sets of weights that shared memory must hold: the present one, the next, and some room
 
 
-def weights_folder(
+def make_exchange(
     recipe: Recipe, deployment: Deployment, facts: ModelFacts, run: Path | None, places: Places | None = None
-) -> Path | None:
-    """Return the folder that the learner publishes to; None: the engine finds its tensors in this process.
+) -> WeightExchange:
+    """Return what the learner publishes through and the engines take weights from.
 
     Args:
         recipe: its section ``rollout.server``.
@@ -34,24 +36,29 @@ def weights_folder(
         run: the run's folder, through which weights travel if shared memory cannot hold them.
         places: of a Ray cluster; None: learner and engines are on this machine.
     """
-    if deployment.route == "shared":
-        return None
-    if deployment.kind != "vllm_server":
-        if deployment.route == "object_store" and deployment.learner != "here":
-            return room_of()
-        return shared_weights(facts, run, memory=places is None or places.one_machine)
-    if recipe.rollout.server.weights_dir is not None:
-        return Path(recipe.rollout.server.weights_dir).absolute()
-    if deployment.pool and run is not None:
+    sets = None
+    if deployment.route != "shared":
+        named = recipe.rollout.server.weights_dir if deployment.kind == "vllm_server" else None
+        folder = _folder(deployment, facts, run, places) if named is None else Path(named).absolute()
+        sets = WeightSets(folder, own=named is None)
+    return WeightExchange(ROUTES[deployment.route](sets, host_of(places), recipe.learner.timeout))
+
+
+def host_of(places: Places | None) -> str:
+    """Return the address at which the run's processes reach this one."""
+    return LOOPBACK if places is None or places.one_machine else places.here
+
+
+def _folder(deployment: Deployment, facts: ModelFacts, run: Path | None, places: Places | None) -> Path:
+    """Return a folder that no other run uses."""
+    if deployment.kind == "vllm_server":
+        if run is None:
+            return Path(tempfile.mkdtemp(prefix=_PREFIX))
         delete_sets(run / "weights")
-    return Path(tempfile.mkdtemp(prefix="dapo-weights-")) if run is None else run / "weights"
-
-
-def delete_weights(recipe: Recipe, deployment: Deployment, weights: Path | None) -> None:
-    """Delete the published weights, unless the recipe names their folder or the client of one server deletes them."""
-    by_client = deployment.kind == "vllm_server" and not deployment.pool and deployment.learner != "ranks"
-    if weights is not None and not by_client and recipe.rollout.server.weights_dir is None:
-        delete_sets(weights)
+        return run / "weights"
+    if deployment.route == "object_store" and deployment.learner != "here":
+        return room_of()
+    return shared_weights(facts, run, memory=places is None or places.one_machine)
 
 
 def shared_weights(facts: ModelFacts, run: Path | None, *, memory: bool = True) -> Path:
@@ -74,17 +81,6 @@ def room_of() -> Path:
     """Return a folder, in shared memory if there is any, that the processes of this run alone use on every machine."""
     parent = shared_memory() or Path(tempfile.gettempdir())
     return parent / f"{ROOM}{secrets.token_hex(8)}"
-
-
-def delete_sets(folder: Path) -> None:
-    """Delete the sets of weights in ``folder``, and the folder if nothing else is in it."""
-    with suppress(FileNotFoundError):
-        for left in os.listdir(folder):
-            if left.startswith(SETS):
-                shutil.rmtree(folder / left, ignore_errors=True)
-    with suppress(OSError):
-        folder.rmdir()
-    leave(str(folder))
 
 
 def _room(folder: Path) -> int:

@@ -19,7 +19,7 @@ Kind = Literal["local", "bubblewrap", "http"]
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
-    """What a recipe says about the sandbox, in a form that travels to workers."""
+    """Settings of the sandbox from the recipe; they can be pickled for workers."""
 
     kind: Kind = "local"
     require: Require = "full"

@@ -273,7 +273,7 @@ class _Stream:
         self._limit, self._data = limit, bytearray()
 
     def take(self) -> bool:
-        """Read what is there; False: that was the end."""
+        """Read pending output; False means that the stream has ended."""
         data = os.read(self.reading, _CHUNK)
         room = self._limit - len(self._data)
         self._data += data[:room]

@@ -45,7 +45,7 @@ _RELATIME = 1 << 21
 
 @dataclass(slots=True)
 class _Walls:
-    """What holds in this process and those that it forks."""
+    """Restrictions of this process and of its forks."""
 
     namespaces: bool = False
     landlock: int = 0  # its version; 0: none

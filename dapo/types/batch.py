@@ -114,7 +114,9 @@ class Turn:
     facts: Mapping[str, float] = field(default_factory=dict)  # about it, by the environment
     state: str | None = None  # of a reply: JSON of the environment after it, where that can be restored
     prompt_ids: IntArray | None = field(default=None, compare=False)
-    """Of the model's turn: its prompt, where a row begins with it. None: the turn continues the row before it."""
+    """Of the model's turn, or of the reply before it: the turn's prompt, where a row begins with it. None: the turn
+    continues the row before it."""
+    asked: Mapping[str, Any] | None = None  # of an agent's request: the conversation that it sent
     messages: tuple[Mapping[str, str], ...] = ()  # of a reply, where a template writes them again for later turns
 
 
@@ -171,7 +173,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the verifiers said of one response. ``reason`` is set exactly when it is unscored: when any of them failed.
+    """Scores of one response. ``reason`` is set exactly when it is unscored: when any verifier failed.
 
     Training takes nothing from an unscored response. ``values`` keeps what the verifiers that did not fail said, so
     that an evaluation, which asks for the accuracy alone, does not depend on the others.
@@ -193,7 +195,7 @@ class Score:
 
     @property
     def accuracy(self) -> float | None:
-        """What the reward called accuracy said, whatever became of the others; None where that one failed."""
+        """Value of the reward called accuracy, whatever became of the others; None if it failed."""
         return self.values.get("accuracy")
 
 
@@ -215,7 +217,7 @@ class Group:
     born: int = 0  # 1 + version of the engine's weights when it was dispatched: no token is older
     verdict: Verdict | None = None
     disposition: Disposition | None = None
-    # filled by the trainer, in the order of algorithm.md section 4
+    # filled by the trainer, in the order of docs/algorithm.md
     voters_G: BoolArray | None = None
     penalties_G: NDArray[np.float64] | None = None
     rewards_G: NDArray[np.float64] | None = None  # scaled + penalty; nan where unscored
@@ -259,7 +261,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The part of a response that exists already; an engine continues behind it.
+    """The part of a response that exists already; an engine continues after it.
 
     >>> len(Partial(np.array([7]), np.float32([-0.1]), np.int32([3])))
     1
@@ -342,7 +344,7 @@ class TensorSum(NamedTuple):
 
 
 class HasTokens(Protocol):
-    """What a forward pass needs of a response."""
+    """Facts of a response that a forward pass needs."""
 
     @property
     def group(self) -> int: ...  # rows of one group share their prompt, which is computed once
@@ -421,7 +423,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class LearnStep:
-    """What the learner is told for one training step: everything, so that a step is one message.
+    """Message to the learner for one training step: it holds everything that the step needs.
 
     >>> LearnStep(minibatches=[[], []], learning_rates=[1e-6, 1e-6], version=3, epochs=2).first_pass
     [[]]
@@ -453,7 +455,7 @@ Of = Literal["policy", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a training step said of itself.
+    """Results of a training step.
 
     >>> Learned(stats={}, traces=[]).traces
     []
@@ -465,7 +467,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """What the learner computed of one row in its optimiser step. All arrays are [response tokens].
+    """The learner's values for one row in its optimizer step. All arrays are [response tokens].
 
     >>> numbers = [np.float32([number]) for number in (-0.2, -0.1, 0.9, 0.5)]
     >>> TokenTrace(0, 0, *numbers, clip=np.int8([1])).clip.tolist()
@@ -484,7 +486,7 @@ class TokenTrace:
 
 @dataclass(slots=True)
 class StepBatch:
-    """What one collect() returns: the groups to train on, and everything that was finished on the way.
+    """Result of one collect(): the groups to train on, and everything that was finished on the way.
 
     >>> StepBatch(4, groups_P=[], finished=[], metrics={"groups/dispatched": 32.0}).step
     4
@@ -501,45 +503,10 @@ Route = Literal["shared", "folder", "object_store", "broadcast", "ipc"]
 """How weights reach an engine: tensors of the same process; safetensors files; such files carried from machine to
 machine by a cluster's object store; a process group; memory of the device that learner and engine share."""
 
-PASSING: frozenset[Route] = frozenset({"broadcast", "ipc"})
-"""Routes that lead somewhere only just after the publish, for the engines that were there."""
-
-
-@dataclass(frozen=True, slots=True)
-class BroadcastGroup:
-    """Where the sender and the receivers of a broadcast find each other: a store that the driver keeps.
-
-    >>> BroadcastGroup("store://node-1:4711/run", "dapo-weights-1f", number=5, receivers=2, seconds=600.0).key
-    'dapo-weights-1f/5'
-    """
-
-    address: str  # of that store; see ``dapo.models.rendezvous``
-    name: str  # of these very processes, in their present incarnations
-    number: int  # of the publish
-    receivers: int
-    seconds: float  # that one waits for the others
-
-    @property
-    def key(self) -> str:
-        """Unlike that of any other publish."""
-        return f"{self.name}/{self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class Shipment:
-    """Files of a folder that are to be there on the machine of whoever gets this: the transport carries them.
-
-    >>> Shipment("/dev/shm/dapo/000005", parts=("object 17",)).folder
-    '/dev/shm/dapo/000005'
-    """
-
-    folder: str
-    parts: tuple[Any, ...]  # what the transport knows them by
-
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where new weights lie. It travels from learner to engine by way of the driver; no tensor does.
+    """Route to new weights. It travels from learner to engine through the driver; no tensor does.
 
     >>> Ticket(5, "folder", "runs/mine/weights/000005", ("model.norm.weight",)).route
     'folder'
@@ -547,16 +514,14 @@ class Ticket:
 
     version: int
     route: Route
-    address: str  # shared: in ``dapo.models.weights``; folder, object_store: a path, the same for learner and engine
+    address: str  # folder, object_store: a path, the same for learner and engine; else a name for messages
     names: tuple[str, ...]  # of the tensors, as in the checkpoint: parameters (a tied one once) and persistent buffers
-    group: BroadcastGroup | None = None  # broadcast
-    handles: bytes = b""  # ipc: pickled, by device
-    shipment: Shipment | None = None  # object_store
+    cargo: Any = None  # what the route's ``receive`` needs besides, see ``dapo.weights``; it can be pickled
 
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file of a checkpoint, described by whoever wrote it, from what was to be written: nobody need read it again.
+    """A file of a checkpoint, described by its writer from the data to be written, so that no process reads it again.
 
     >>> SavedFile("learner/rank-0.safetensors", size=4096, crc32=0).size
     4096

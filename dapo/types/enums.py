@@ -15,7 +15,7 @@ class FinishReason(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the keep rule said of a finished group."""
+    """Result of the keep rule for a finished group."""
 
     KEPT = "kept"
     ALL_CORRECT = "all_correct"
@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 
 class Disposition(StrEnum):
-    """What became of a group. A verdict is about its content, a disposition about its use."""
+    """Use of a group, where a verdict is about its content."""
 
     TRAINED = "trained"
     CARRIED = "carried"  # kept, and held for a later step

@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
-    """What the model wrote since it was asked last::
+    """Output of the model since the environment was last asked::
 
     def step(self, turn):
         if turn.text.strip() == self.hidden:
@@ -49,11 +49,12 @@ class ModelTurn:
     token_ids: IntArray
     tokens_left: int  # of the episode
     turns_left: int
+    cut: bool = False  # it met a limit of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an environment answers to a turn::
+    """Answer of an environment to a turn::
 
     Reply("warmer", reward=0.1)
     Reply([{"role": "tool", "name": "add", "content": "3"}])
@@ -65,6 +66,9 @@ class Reply:
     reward: float = 0.0  # for the model's turn
     scores: Mapping[str, float] = field(default_factory=dict)  # with ``done``: by reward name; accuracy in [0, 1]
     facts: Mapping[str, float] = field(default_factory=dict)  # for the metrics ``environment/fact/NAME``
+    conversation: Mapping[str, Any] | None = None
+    """In place of ``messages``: all that the model reads, as an agent sends it. ``messages`` and ``tools`` as a chat
+    template reads them, ``max_tokens`` of the turn, and ``answered``, the message that the model's last turn became."""
 
 
 class Environment(Protocol):
@@ -93,7 +97,7 @@ class Environment(Protocol):
     """
 
     def start(self, prompt: Prompt, seed: int) -> Reply | Awaitable[Reply | None] | None:
-        """Begin; return what is said before the model speaks."""
+        """Begin; return the text before the model's first turn."""
 
     def step(self, turn: ModelTurn) -> Reply | Awaitable[Reply]:
         """Answer the model's turn."""
@@ -117,6 +121,7 @@ class Spoken(NamedTuple):
     token_ids: tuple[int, ...]
     tokens_left: int
     turns_left: int
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +150,12 @@ class Said:
     tool_errors: int = 0
     cut: bool = False  # the worker shortened a huge message
     failure: str | None = None  # what the environment raised, where the model is told (``on_error: tell``)
+    conversation: Mapping[str, Any] | None = None  # in place of ``messages``
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a question."""
+    """Result of a question."""
 
     key: Key
     reply: Said | None = None  # None: an environment without an opening, or a failure; after a limit its scores
@@ -163,7 +169,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What an environment can do."""
+    """Abilities of an environment."""
 
     opens: bool  # it may speak before the model
     ends: bool  # it is asked for scores when a limit ends an episode

@@ -1,4 +1,4 @@
-"""What an evaluation gives back: every response with its score, and what they come to."""
+"""Results of an evaluation: every response with its score, and their metrics."""
 
 from __future__ import annotations
 

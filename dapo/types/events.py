@@ -1,4 +1,4 @@
-"""What a run tells whoever listens: five events, of copies that cannot be written to."""
+"""Events of a run for its callbacks: five kinds, with copies that cannot be written to."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Callback:
 
     Attributes:
         name: under which its state is saved, and it is named in messages; "" is the class's name.
-        on_error: what becomes of an exception in it. ``warn``: it is told, and the callback is left out from then on;
+        on_error: what becomes of an exception in it. ``warn``: it is reported, and the callback left out from then on;
             ``stop``: the run ends with it.
         needs_texts: whether it reads ``groups`` and ``answers``, which cost a copy of every response.
     """
@@ -176,7 +176,7 @@ class Callback:
 
 
 def groups_seen(groups: Sequence[Group]) -> tuple[GroupSeen, ...]:
-    """Copies of finished groups."""
+    """Return copies of finished groups."""
     return tuple(
         GroupSeen(
             id=group.id,
@@ -193,7 +193,7 @@ def groups_seen(groups: Sequence[Group]) -> tuple[GroupSeen, ...]:
 
 
 def answers_seen(responses: Sequence[Evaluated]) -> tuple[AnswerSeen, ...]:
-    """Copies of the answers to held-out problems."""
+    """Return copies of the answers to held-out problems."""
     return tuple(
         AnswerSeen(
             dataset=r.dataset,
@@ -210,7 +210,7 @@ def answers_seen(responses: Sequence[Evaluated]) -> tuple[AnswerSeen, ...]:
 
 
 def frozen(numbers: Numbers) -> Numbers:
-    """A copy that cannot be written to."""
+    """Return a copy that cannot be written to."""
     return MappingProxyType(dict(numbers))
 
 

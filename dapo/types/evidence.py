@@ -1,6 +1,6 @@
-"""What a step saw on its way to a batch, and what it had in hand when it gave up: counts, shares and codes.
+"""Facts of a step that collects a batch, and its state when it gave up: counts, shares and codes.
 
-Whoever shows them finds the words (``dapo.observe.why``, ``dapo.observe.stopped``, ``dapo.report``).
+The code that shows them finds the words (``dapo.observe.why``, ``dapo.observe.stopped``, ``dapo.report``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 HEALTHY = 0.3
-"""Share of groups kept from which nothing needs mending: a step then costs at most 3.3 batches."""
+"""Share of groups kept from which nothing needs a fix: a step then costs at most 3.3 batches."""
 FRACTION = 0.1
 """Mean accuracy from which all-wrong groups may be partly right rather than wrong."""
 BOTH = 0.25
@@ -67,7 +67,7 @@ ENVIRONMENT = "environment: "
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What became of the groups that were judged. Shares of groups unless said; they need not add up to 1.
+    """Use of the judged groups. Shares of groups unless said; they need not add up to 1.
 
     >>> Shares(kept=0.25, all_wrong=0.75, judged=40, prompts_per_step=32, group_size=16).judged
     40
@@ -161,7 +161,7 @@ class UnscoredEvidence:
 
 @dataclass(frozen=True, slots=True)
 class SilentEvidence:
-    """Of these held-out sets not one response has an accuracy.
+    """Held-out sets of which no response has an accuracy.
 
     >>> SilentEvidence({"held_out": "timeout"}, engine=False).kind
     'silent'
@@ -306,7 +306,8 @@ Ending = DataEnded | NoGain | OutOfTime | ClusterLost | Interrupted | LeftAtOnce
 
 
 def cause_of(shares: Shares) -> Cause:
-    """The likely cause of a batch that does not fill: the commonest verdict of rejected groups, looked at closely."""
+    """Return the likely cause of a batch that does not fill: the commonest verdict of rejected groups, looked at
+    closely."""
     if not shares.judged:
         return Cause.UNJUDGED
     if shares.kept >= HEALTHY:

@@ -1,4 +1,4 @@
-"""What is to be known of a model by those who do not hold its weights. A description travels; tensors stay."""
+"""Description of a model for code that holds no weights. The description can be pickled; tensors stay."""
 
 from __future__ import annotations
 

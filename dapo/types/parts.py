@@ -1,7 +1,7 @@
 """Cut an episode into rows where turns have prompts of their own, and join what is computed of the rows.
 
-A row begins with each turn of the model that has a prompt (``Turn.prompt_ids``) and ends with the last turn that
-continues it. Tokens outside of all rows are replies, which carry no loss.
+A row begins with each turn of the model that has a prompt (``Turn.prompt_ids``, its own or that of the reply before it)
+and ends with the last turn that continues it. Tokens outside of all rows are replies, which carry no loss.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ def parts_of(turns: Sequence[Turn]) -> list[Part]:
     A turn without tokens, which the engine ended at once, makes no row.
     """
     parts: list[Part] = []
+    prompt_ids: IntArray | None = None
     for turn in turns:
-        if turn.who != MODEL or turn.first == turn.stop:
+        prompt_ids = turn.prompt_ids if turn.prompt_ids is not None else prompt_ids
+        if turn.who != MODEL:
             continue
-        if turn.prompt_ids is not None:
-            parts.append(Part(len(parts), turn.prompt_ids, turn.first, turn.stop))
+        if prompt_ids is not None:
+            parts.append(Part(len(parts), prompt_ids, turn.first, turn.stop))
+            prompt_ids = None
         elif parts:
             parts[-1] = replace(parts[-1], stop=turn.stop)
-    return parts
+    return [replace(part, number=n) for n, part in enumerate(p for p in parts if p.first < p.stop)]
 
 
 def cut_row(row: Row, turns: Sequence[Turn]) -> list[Row]:

@@ -65,12 +65,12 @@ class Done(Generic[T_co]):
         return True
 
     def result(self, timeout: float | None = None) -> T_co:
-        """The value, at once."""
+        """Return the value, at once."""
         return self._value
 
 
 class Mapped(Generic[T, T_co]):
-    """What comes of a result, once it is there."""
+    """A handle that applies a function to a result once it is there."""
 
     def __init__(self, handle: Handle[T], function: Callable[[T], T_co]) -> None:
         self._handle, self._function = handle, function
@@ -79,7 +79,7 @@ class Mapped(Generic[T, T_co]):
         return self._handle.done()
 
     def result(self, timeout: float | None = None) -> T_co:
-        """The function of the result, waited for."""
+        """Wait for the result and return the function of it."""
         return self._function(self._handle.result(timeout))
 
 
@@ -121,7 +121,7 @@ class Engine(Protocol):
         """
 
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
-        """New weights: every token from now on carries the ticket's version.
+        """Load new weights: every token from now on carries the ticket's version.
 
         Raises:
             EngineError: unfinished responses with ``abort``; a route that does not lead here; a parameter that the
@@ -129,7 +129,7 @@ class Engine(Protocol):
         """
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """Of the weights that this engine computes with, by their names in the checkpoint; asked after each ``load``.
+        """Return checksums of this engine's weights, by their names in the checkpoint; asked after each ``load``.
 
         Read from the tensors that the next token is computed from, not from what came in. A tensor that is part of a
         larger one (fused query, key and value) is summed as that part, in the checkpoint's shape. What cannot be read
@@ -174,7 +174,8 @@ class EngineGroup(Protocol):
     """
 
     def members(self) -> Sequence[int]:
-        """Those at work, by the numbers under which a request may ask for one (``SampleRequest.engine``)."""
+        """Return the indices of engines that accept requests, by which a request may name one
+        (``SampleRequest.engine``)."""
 
     def checksums_each(self) -> Mapping[int, Mapping[str, TensorSum] | None]:
         """As ``Engine.checksums``, of each. One that is lost and comes back must then have the same, or is not used.
@@ -205,8 +206,8 @@ class Learner(Protocol):
     """
 
     def learn(self, step: LearnStep) -> Handle[Learned]:
-        """A whole training step: for each minibatch one optimiser step on the gradient of the plain sum of
-        weight x correction x L over its tokens.
+        """Do a whole training step. Each minibatch is one optimizer step on the gradient of the plain sum of weight x
+        correction x L over its tokens.
 
         Minibatches are split into micro-batches, and over ranks, at will: the driver's loss weights make the split
         irrelevant. Tracing copies numbers that a step has anyway: it changes neither gradients nor statistics.
@@ -226,7 +227,8 @@ class Learner(Protocol):
         """Lay the present weights out for an engine to load."""
 
     def checksums(self, dtypes: Mapping[str, str]) -> Mapping[str, int]:
-        """What an engine's checksums must be: of the weights ``dtypes`` names, rounded to the engine's types.
+        """Return the checksums that an engine must have: of the weights ``dtypes`` names, rounded to the engine's
+        types.
 
         Read from the parameters themselves, not through ``publish``. Names that the model does not have are left out;
         a tied tensor answers to each of its names.
@@ -252,7 +254,8 @@ class Scorer(Protocol):
     def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None: ...
 
     def poll(self, timeout: float | None = None) -> list[tuple[Key, Score]]:
-        """Finished scores. timeout 0: what is there; None: wait until at least one is (or nothing is pending)."""
+        """Return finished scores. timeout 0: those that are ready; None: wait until at least one is (or nothing is
+        pending)."""
 
     def close(self) -> None: ...
 
@@ -282,7 +285,7 @@ class PromptStream(Protocol):
         """Prompts in the data."""
 
     def take(self, n: int) -> list[Prompt]:
-        """The next ``n`` prompts; fewer only when the data has ended."""
+        """Return the next ``n`` prompts; fewer only when the data has ended."""
 
     def state(self) -> dict[str, Any]: ...
 
@@ -373,7 +376,7 @@ class ProcessState:
 
 
 class Recorder(Protocol):
-    """Where a run shows itself: metrics file, rollout files, console, trackers.
+    """Recorder of a run: metrics file, rollout files, console, trackers.
 
     Example: ``dapo.observe.recorder.RunRecorder``.
     """
@@ -384,21 +387,21 @@ class Recorder(Protocol):
         """Ids of the groups of this step whose tokens the learner shall keep on record for ``step``."""
 
     def span(self, span: Span) -> None:
-        """A stretch of a phase has ended."""
+        """Record a finished stretch of a phase."""
 
     def evaluation(self, step: int, result: EvaluationResult) -> None: ...
 
     def saved(self, step: int, folder: Path) -> None:
-        """A checkpoint of ``step`` lies in ``folder``."""
+        """Take note of the checkpoint of ``step`` in ``folder``."""
 
     def stopped(self, step: int, judged: Sequence[Group]) -> None:
         """Step ``step`` could not fill its batch: what was judged on the way is the evidence."""
 
     def filling(self, progress: CollectProgress) -> None:
-        """The batch is being collected; called after every judged group."""
+        """Show that the batch is being collected; called after every judged group."""
 
     def evaluating(self, progress: EvaluationProgress) -> None:
-        """An evaluation is going on; called whenever a response ended or was scored."""
+        """Show that an evaluation is going on; called whenever a response ended or was scored."""
 
     def notice(self, step: int, notice: Notice) -> None:
         """Something of step ``step`` that a person should know, though the run goes on."""

@@ -26,7 +26,7 @@ Words = TypeVar("Words", int, NDArray[np.uint64])
 
 
 def _mix(words: Words) -> Words:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
+    """Apply the finalizer of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
 
     A bijection of 64-bit words in which every input bit reaches every output bit.
     """
@@ -37,7 +37,7 @@ def _mix(words: Words) -> Words:
 
 
 def derive_seed(*parts: int) -> int:
-    """A 63-bit seed from integers, e.g. ``derive_seed(run_seed, TRAINING, group, sample)``."""
+    """Return a 63-bit seed from integers, e.g. ``derive_seed(run_seed, TRAINING, group, sample)``."""
     return _absorb(_GAMMA, parts) >> 1
 
 
@@ -54,12 +54,12 @@ def _absorb(state: int, parts: Iterable[int]) -> int:
 
 
 def stream_keys(seeds: Sequence[int]) -> NDArray[np.uint64]:
-    """Starting state of each request's stream [requests]; mixing keeps neighbouring seeds' streams apart."""
+    """Return the starting state of each request's stream [requests]; mixing keeps neighbouring seeds' streams apart."""
     return _mix(np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + np.uint64(_GAMMA))
 
 
 def uniforms(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The uniform number in (0, 1) behind response token ``index`` of each stream: 53 bits of a counter-based hash.
+    """Return the uniform number in (0, 1) of response token ``index`` of each stream: 53 bits of a counter-based hash.
 
     Args:
         keys: [rows] from :func:`stream_keys`.
@@ -71,7 +71,8 @@ def uniforms(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.f
 
 
 def generator_seed(request: SampleRequest) -> int:
-    """A seed (63 bits) for the tokens that are still to be made, from the request's seed and the prefix's length.
+    """Return a seed (63 bits) for the tokens that are still to be made, from the request's seed and the prefix's
+    length.
 
     A generator that starts from the request's own seed again behind a prefix would draw the numbers that made the
     prefix: the continuation would depend on it in a way that no model asked for.

@@ -65,7 +65,7 @@ def test_a_process_that_dies_in_a_turn(transport, tmp_path, how, lockstep):
     assert pool.checksums() == sums(1)
     asked = requests()
     whole = seen(pool, asked)
-    order.write_text(str(pool._processes.members[1].clock + 5))  # in the middle of its next turn
+    order.write_text(str(pool._processes.members[1].counts.clock + 5))  # in the middle of its next turn
     again = seen(pool, asked)
     assert not order.exists()
     if lockstep:

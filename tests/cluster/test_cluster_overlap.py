@@ -107,7 +107,7 @@ def test_an_engine_that_is_killed_in_the_middle_of_responses_changes_no_digit(wh
         calls.append(collector.step)
         if len(calls) in (6, 12):
             (member,) = collector.engine._processes.at_work()
-            killed.append((member.facts.process, len(member.owned)))
+            killed.append((member.facts.process, len(member.work.owned)))
             os.kill(member.facts.process, signal.SIGKILL)
         return pump(collector, timeout)
 

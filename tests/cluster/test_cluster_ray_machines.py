@@ -135,7 +135,7 @@ def test_a_machine_that_is_lost_is_an_engine_lost(pool, machine, caplog):
     away = away_of(pool, machine)
     process = away.facts.process
     asked = ask(pool)
-    assert away.owned
+    assert away.work.owned
     lose(machine, process)
     assert_whole(pool, asked)
     assert pool.metrics()["cluster/engine_losses"] == 1
@@ -154,8 +154,8 @@ def test_a_machine_that_comes_back_gets_its_engine_again(pool, head, machine):
     lose(machine, away.facts.process)
     assert_whole(pool, asked)
     pool.load(ticket(2))
-    away.limits, overdue, group = long, away.until, 8
-    while away.until == overdue:  # it has waited in vain
+    away.limits, overdue, group = long, away.opening.until, 8
+    while away.opening.until == overdue:  # it has waited in vain
         assert_whole(pool, ask(pool, group))
         group += 8
         time.sleep(0.1)
@@ -167,7 +167,7 @@ def test_a_machine_that_comes_back_gets_its_engine_again(pool, head, machine):
         assert on(back, away.facts.process)
         assert pool.checksums_each() == dict.fromkeys((0, 1), sums(2))
         asked = ask(pool, group)
-        assert away.owned
+        assert away.work.owned
         assert_whole(pool, asked)
         assert pool.metrics()["cluster/engine_losses"] == 1
         pool.close()
@@ -188,7 +188,7 @@ def shoot_at(machine, how, monkeypatch, patience=None):
         if pool.version < 2 or shots:
             return
         away = away_of(pool, machine)
-        if away.flight is not None and any(key.lane == "train" for key in away.owned):
+        if away.flight is not None and any(key.lane == "train" for key in away.work.owned):
             shots.append((away.index, away.facts.process, os.pidfd_open(away.facts.process)))
             if patience is not None:
                 away.limits = replace(away.limits, start=patience)

@@ -48,7 +48,7 @@ def test_the_numbers_are_those_of_the_driver_also_with_an_engine_killed(recipe, 
     def shooting(pool):
         """Between two turns, by the number of the round: in lockstep that depends on no clock."""
         processes = pool._processes
-        begins = not processes.flying and not pool._round and any(member.owned for member in processes.at_work())
+        begins = not processes.flying and not pool._round and any(member.work.owned for member in processes.at_work())
         if begins and len(rounds) == 25:
             shots.append(pool._processes.members[1].facts.process)
             os.kill(shots[0], signal.SIGKILL)

@@ -44,7 +44,7 @@ def test_a_kill_changes_nothing_in_lockstep(recipe, whole, when, monkeypatch):
     def shooting(pool):
         """Shoot by the number of the round: in lockstep that depends on no clock, as the number of calls would."""
         processes = pool._processes
-        begins = not processes.flying and not pool._round and any(member.owned for member in processes.at_work())
+        begins = not processes.flying and not pool._round and any(member.work.owned for member in processes.at_work())
         due = begins and len(rounds) in (5, 25)
         if due and when == "between two turns":
             shoot(pool)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from exchanges import change_to, exchange_by
 from learner_rows import make_rows
 from learner_subject import learn
 
@@ -16,6 +17,7 @@ from dapo.config import schema
 from dapo.config.load import recipe_from_dict
 from dapo.models.facts import read_facts
 from dapo.models.load import load_model
+from dapo.models.rendezvous import LOOPBACK
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.transport import HostSpec
 from dapo.rollout.factory import EngineSpec, engine_host
@@ -23,7 +25,7 @@ from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run import learners
 from dapo.run.deployment import deployment_of
-from dapo.types.batch import PASSING
+from dapo.weights.routes import ROUTES
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Desk:
         if (route, ranks, lora) not in self.made:
             self.made[route, ranks, lora] = self._learner(route, ranks, lora)
         learner = self.made[route, ranks, lora]
-        learner.publisher._receivers.present = self.pool.weights_from(learner.publisher)
+        change_to(self.pool, learner.exchange)
         return Subject(route, learner, self.pool)
 
     def _learner(self, route: str, ranks: int, lora: int | None):
@@ -77,12 +79,13 @@ class Desk:
                 "learner": {"ranks": ranks, "timeout": 300.0},
             }
         ).recipe
-        weights = self.folder / f"weights-{route}-{ranks}-{lora}"
+        host = LOOPBACK if self.places is None or self.places.one_machine else self.places.here
+        exchange = exchange_by(route, self.folder / f"weights-{route}-{ranks}-{lora}", host=host)
         # chosen here and not by the recipe's checks: one process that takes turns lives elsewhere, too
         place = "ranks" if ranks > 1 else "apart"
         deployment = replace(deployment_of(recipe), learner=place, route=route)
         return learners.make_learner(
-            recipe, deployment, self.facts, None, weights=weights, run=self.folder, places=self.places
+            recipe, deployment, self.facts, None, exchange=exchange, run=self.folder, places=self.places
         )
 
     def close(self) -> None:
@@ -131,13 +134,13 @@ def the_same_weights_can_be_had_again_until_they_move(s: Subject) -> None:
     """By an engine that was not there."""
     s.pool.load(s.learner.publish(1))
     sums = _check_same(s, 1)
-    again = s.learner.publisher.again()
-    assert again.route not in PASSING
+    again = s.learner.exchange.again()
+    assert not ROUTES[again.route].passing
     for _ in range(2):  # one after another, as engines come
         s.pool.load(again)
         assert _check_same(s, 1) == sums
     learn(s.learner, [make_rows(7)], 1e-2, version=1)
-    assert s.learner.publisher.again() is None
+    assert s.learner.exchange.again() is None
 
 
 def an_engine_that_comes_back_has_them_too(s: Subject) -> None:

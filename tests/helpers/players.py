@@ -82,6 +82,9 @@ class WordSpeech:
         words = " ".join(message["content"] for message in messages).split()
         return np.array([int(word[1:]) for word in words], dtype=np.int64)
 
+    def written(self, messages, tools=()):
+        return self.reply(messages, closed=True)
+
     def shorten(self, text, limit):
         words = text.split()
         return text if len(words) <= limit else " ".join(words[:limit])

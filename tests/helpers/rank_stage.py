@@ -22,6 +22,7 @@ from dapo.learner.worker import RankPlace, make_worker
 from dapo.metrics.stats import merge
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
+from dapo.weights.exchange import WeightExchange
 
 MODELS = {
     "tied": {"hidden": 16, "heads": 2, "ffn": 24},
@@ -117,7 +118,9 @@ class Stage:
         staged = Staged(self.transport, self.hosts, number)
         specs = [HostSpec(f"rank-{rank}", RankStage, (rank,)) for rank in range(self.ranks)]
         hosts = LearnerHosts(staged, specs, schema.Learner(**settings).timeout)
-        group = LearnerDriver(hosts, self.folder / f"weights-{number}", asynchronous=asynchronous)
+        group = LearnerDriver(
+            hosts, WeightExchange.by_folder(self.folder / f"weights-{number}"), asynchronous=asynchronous
+        )
         group.number = number
         return group
 

@@ -18,9 +18,12 @@ from dapo.learner.plan import plan_step
 from dapo.learner.sharding import Shape
 from dapo.learner.worker import RankPlace, make_worker
 from dapo.metrics.stats import values
+from dapo.models import context
 from dapo.models.load import load_model
+from dapo.models.packing import pack
+from dapo.models.policy import Policy
 from dapo.models.slices import own_part, own_slice
-from dapo.types.batch import LearnStep
+from dapo.types.batch import LearnStep, TokenRow
 
 LIMIT = 40  # input tokens of a micro-batch: ranks have unequal numbers of them
 CASES = {
@@ -198,3 +201,28 @@ def assert_equal(found, expected, tolerance: float) -> None:
     together, one = values(parts), values(stats)
     for key in one.keys() - {"train/micro_batches", "train/packed_tokens"}:
         np.testing.assert_allclose(together[key], one[key], rtol=max(tolerance, 1e-9), atol=1e-7, err_msg=key)
+
+
+def kept_bytes(stage, folder, ranks, checkpointing):
+    """Bytes that a pass keeps for its backward pass in this process: of whole rows, and of its stretch of them."""
+    loaded = load_model(
+        folder, dtype="float32", device="cpu", attention_mode="packed", activation_checkpointing=checkpointing
+    )
+    weights = {parameter.untyped_storage().data_ptr() for parameter in loaded.model.parameters()}
+    random = np.random.default_rng(0)
+    rows = [TokenRow(0, random.integers(3, 78, 200), random.integers(3, 78, 900)) for _ in range(2)]
+    found = []
+    for unit in (None, context.join_unit(ranks, 60.0)):
+        loaded.unit, kept = unit, {}
+
+        def keep(tensor, kept=kept):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage  # held, so that no address comes twice
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            logprobs, _ = Policy(loaded)(pack(rows, loaded.device), 1.0, "none")
+        found.append(sum(storage.nbytes() for storage in kept.values()))
+        logprobs.sum().backward()
+    return found

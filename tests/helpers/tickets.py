@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dapo.models.weights import WeightFolder, model_tensors, offer, write_weights
+from dapo.models.weights import model_tensors, write_weights
 from dapo.types.batch import Ticket
+from dapo.weights.sets import WeightSets
+from dapo.weights.shared import offer
 
 _kept = []  # an offered model lives as long as somebody holds it
 
@@ -34,6 +36,6 @@ def to_tensors(version, tensors) -> Ticket:
 
 def in_folder(version, tensors, folder) -> Ticket:
     """By route ``folder``."""
-    tensors, own = dict(tensors), WeightFolder(Path(folder)).new(version)
+    tensors, own = dict(tensors), WeightSets(Path(folder)).new(version)
     write_weights(own, tensors.items())
     return Ticket(version, "folder", str(own), tuple(tensors))

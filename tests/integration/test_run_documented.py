@@ -142,15 +142,21 @@ def test_the_example_of_two_stages_trains(tmp_path, monkeypatch, capsys):
         ("game", "turns in an episode: "),
         ("calculator", "episodes that call the tool: "),
         ("stateful_environment", "height: "),
+        ("agent", "turns in an episode: "),
     ],
 )
 def test_an_example_with_an_environment_trains(name, said, tmp_path, monkeypatch, capsys):
+    if name == "agent":
+        pytest.importorskip("openai")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # processes of the environment find the example
     monkeypatch.chdir(tmp_path)
     program = (ROOT / f"examples/{name}.py").read_text().replace("steps: int = 80", "steps: int = 1")
+    program = program.replace("steps: int = 20", "steps: int = 1")
     program = program.replace('"trainer": {"steps": 10}', '"trainer": {"steps": 1}').replace(
         '"steps": 20}', '"steps": 1}'
     )
     program = program.replace('"size": 60', '"size": 4').replace('"prompts_per_step": 8', '"prompts_per_step": 2')
+    program = program.replace('"size": 64', '"size": 4').replace('"minibatch_prompts": 4', '"minibatch_prompts": 2')
     names: dict[str, Any] = {"__name__": "__main__"}
     monkeypatch.setattr("sys.argv", ["example"])
     exec(program, names)
@@ -160,7 +166,7 @@ def test_an_example_with_an_environment_trains(name, said, tmp_path, monkeypatch
 
 
 def test_every_example_is_tested():
-    tested = {"reward", "loss", "lora", "sft_then_dapo", "game", "calculator", "stateful_environment"}
+    tested = {"reward", "loss", "lora", "sft_then_dapo", "game", "calculator", "stateful_environment", "agent"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 

@@ -51,7 +51,7 @@ ELSEWHERE = {
     "python": "integration/test_run_documented.py",
     "extending": "integration/test_run_documented.py",
     "rewards": "integration/test_run_pages.py",
-    "algorithm": "unit/algorithms/test_algorithms_docs.py",
+    "hooks": "unit/algorithms/test_algorithms_docs.py",
     "howto_judges": "integration/test_run_pages.py",
     "howto_tools": "integration/test_run_pages.py",
     "engines": "unit/rollout/test_rollout_own.py",

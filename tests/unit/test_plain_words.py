@@ -1,12 +1,11 @@
-"""Pages, docstrings and messages use the field's words and short sentences; no file may get worse."""
+"""Pages, docstrings and messages use the field's words and short sentences."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import pytest
-from plain_words import RECORD, ROOT, of_module, of_page, problems
+from plain_words import ROOT, of_module, of_page, problems
 
 
 @pytest.fixture(scope="module")
@@ -16,22 +15,12 @@ def found() -> dict[str, list[str]]:
     return problems()
 
 
-def test_no_file_has_more_problems_than_are_on_record(found):
-    allowed = json.loads(RECORD.read_text())
-    worse = {name: one for name, one in found.items() if len(one) > allowed.get(name, 0)}
-    shown = "\n".join(
-        f"{name}: {len(one)} problems, {allowed.get(name, 0)} on record\n  " + "\n  ".join(one)
-        for name, one in worse.items()
-    )
-    assert not worse, f"{shown}\n`python tests/helpers/plain_words.py FILE` lists them"
+def test_no_file_has_a_problem(found):
+    shown = "\n".join(f"{name}: {problem}" for name, one in found.items() for problem in one)
+    assert not shown, f"{shown}\n`python tests/helpers/plain_words.py FILE` lists them"
 
 
-def test_the_record_names_files_that_exist(found):
-    assert [name for name in json.loads(RECORD.read_text()) if name not in found] == []
-
-
-def test_the_front_page_has_no_problem(found):
-    assert found["README.md"] == []
+def test_the_front_page_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
@@ -45,6 +34,7 @@ def test_each_kind_of_problem_is_seen(tmp_path):
         'def f():\n    """Whoever asks.\n\n    Seldom.\n    """\n    raise ValueError("here may stand: a model card")\n'
     )
     assert [problem.split(":")[1].strip() for problem in of_module(module)] == [
+        "begins with 'Whoever'",
         "'Whoever'",
         "'Seldom'",
         "'here may stand'",

@@ -17,7 +17,6 @@ from dapo.errors import EngineError
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_route import WeightsFolder
 from dapo.rollout.vllm_server import ServerEngine
 from dapo.types.enums import FinishReason
 
@@ -53,7 +52,7 @@ def make(server, model, tmp_path):
         server.wait()  # a test may have left it at its start
         options = {"patience": PATIENCE, "heartbeat": 1.0} | options
         address = address or server.address
-        engine = ServerEngine(address, WeightsFolder(tmp_path / "weights"), vocabulary=ROWS, longest=LONGEST, **options)
+        engine = ServerEngine(address, "runs/one", vocabulary=ROWS, longest=LONGEST, **options)
         engines.append(engine)
         engine.load(Published(model.model).ticket(1, engine._folder))
         return engine

@@ -28,7 +28,7 @@ class Cap(Section, resume="free"):
     groups: Annotated[float, Field(ge=1, le=1e6)] | None = 20.0
     """Groups that a step may dispatch, in multiples of P. None: no cap (a warning says so)."""
     tokens: Positive | None = None
-    """After so many generated tokens a step dispatches nothing more; what is under way is finished."""
+    """After so many generated tokens a step dispatches nothing more; begun responses are finished."""
     then: Literal["stop", "train_partial", "fill"] = "stop"
     """At a cap or the end of the data: ``stop`` (state saved, the error names the cause), ``train_partial`` (smaller
     batch), ``fill`` (top up with rejected groups; their tokens count in N)."""
@@ -187,12 +187,12 @@ class Algorithm(Section):
     ``interpolated`` (A-3PO): between both, by the age of each token, instead of a forward pass of ``learner``."""
     correction: Correction = Auto()
     """Sampler-learner importance correction, for ``old_logprobs: learner`` and ``interpolated`` (``mask_off_policy``:
-    for all); docs/algorithm.md has
+    for all); docs/correction.md has
     the formulas."""
     kl_coefficient: Factor = 0.0
     """KL against a reference, the model that the run began with. 0, as in DAPO: no reference is kept."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Of the term in the loss; docs/algorithm.md has the formulas. GRPO has k3."""
+    """Of the term in the loss; docs/losses.md has the formulas. GRPO has k3."""
     kl_in_reward: bool = False
     """Subtract the KL from each response's reward (k1, summed over its tokens) instead of adding it to the loss."""
     reference: Reference = Reference()

@@ -92,7 +92,7 @@ class Data(Section, resume="fixed"):
     train: list[TrainSource] = Field(min_length=1)
     """Where training problems come from."""
     validation: list[DataSource] = Field(default_factory=list)
-    """Held-out sets. Problems that also stand in the training data are taken out of training, and counted."""
+    """Held-out sets. Problems that are also in the training data are taken out of training, and counted."""
     stream: Hook | None = None
     """Your own order of the training prompts, ``package.module:Class``, called with the run's context
     (docs/extending.md). ``shuffle``, ``epochs``, ``curriculum`` and the weights of sources are then not read."""
@@ -118,7 +118,7 @@ class Data(Section, resume="fixed"):
     """Text that every response begins with. For the learner it is the prompt's end: it carries no loss and counts in no
     length. Rewards, samples and rollouts see it as the beginning of the response."""
     thinking: Thinking = Thinking()
-    """Where the answer stands in the responses of models that think first."""
+    """Where the answer is in the responses of models that think first."""
     system_prompt: str | None = None
     """System message for ``chat``."""
     instruction: str | None = None

@@ -66,7 +66,7 @@ Reduction = Annotated[
 
 
 class LossKind(Section):
-    """What every loss has."""
+    """Settings that every loss has."""
 
     clips: ClassVar[tuple[str, ...]] = ()
     """Keys of ``algorithm.clip`` that the loss reads."""
@@ -107,7 +107,7 @@ class Sapo(LossKind):
 
 
 class Covariance(LossKind):
-    """What both losses have that watch covariances."""
+    """Settings that both losses with covariances have."""
 
     share: Annotated[float, Field(gt=0, le=1)] = 2e-4
     """Share of the tokens with loss that are treated apart, one at least."""
@@ -147,7 +147,7 @@ Loss = Annotated[ClippedLoss | Cispo | Sapo | ClipCov | KlCov | OwnLoss, OneOf()
 
 
 class AdvantageKind(Section):
-    """What every advantage has."""
+    """Settings that every advantage has."""
 
     by_reward: ClassVar[bool] = False
     """It reads each reward by itself, and no shaped sum of them."""
@@ -156,7 +156,7 @@ class AdvantageKind(Section):
 
 
 class Normalised(AdvantageKind):
-    """What both built-in advantages have."""
+    """Settings that both built-in advantages have."""
 
     ddof: Literal[0, 1] = 1
     """Degrees of freedom of the standard deviation."""
@@ -196,7 +196,7 @@ Advantage = Annotated[GroupAdvantage | Gdpo | OwnAdvantage, OneOf()]
 
 
 class CorrectionKind(Section):
-    """What every correction has."""
+    """Settings that every correction has."""
 
     kind: str
 

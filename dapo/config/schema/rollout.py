@@ -11,7 +11,7 @@ from dapo.config.section import ASK, FIXED, FREE, Hook, Many, Parallel, Positive
 
 class Embedded(Section):
     cuda_graphs: bool | None = None
-    """Decode steps as CUDA graphs: one launch instead of some 500. None: on a card, for models of the kinds Llama,
+    """Decode steps as CUDA graphs: one launch instead of some 500. None: on a GPU, for models of the kinds Llama,
     Mistral, Qwen2 and Qwen3; what cannot be recorded runs as it is, with a warning. true: an error instead. false:
     never. A CPU has none."""
     recompute_cache: bool = True
@@ -39,7 +39,7 @@ class Vllm(Section, resume="free"):
     sleep: bool = True
     """Hand the GPU memory of weights and cache to the learner while it learns. CPUs have no sleep mode."""
     engine_args: Annotated[dict[str, Any], ASK] = Field(default_factory=dict)
-    """Further arguments of vLLM's ``EngineArgs`` by name, such as ``{max_num_batched_tokens: 8192}``."""
+    """Further arguments of ``EngineArgs`` (vLLM) by name, such as ``{max_num_batched_tokens: 8192}``."""
 
 
 class Server(Section, resume="free"):
@@ -98,7 +98,7 @@ class Rollout(Section):
     """With ``max_staleness``: a fixed number of turns of generation while the learner works, for runs that repeat to
     the bit. Engines then pause until the learner is done. None: as many turns as its time allows."""
     weight_transfer: Annotated[Literal["auto", "folder", "broadcast", "ipc", "object_store"], FREE] = "auto"
-    """How weights reach engines that live elsewhere. ``folder`` and ``auto``: as files, in shared memory or the run's
+    """How weights reach engines in other processes. ``folder`` and ``auto``: as files, in shared memory or the run's
     folder. ``broadcast``: from the learner's first process to all at once, over NCCL (on processors gloo). ``ipc``:
     memory of the device that a rank and an engine share. ``object_store``: Ray's, from machine to machine."""
     embedded: Embedded = Embedded()

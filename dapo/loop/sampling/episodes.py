@@ -11,11 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from dapo.errors import EpisodeError
+from dapo.errors import EpisodeError, RecipeError
 from dapo.loop.sampling.texts import Texts, cut, cut_text, joined
+from dapo.loop.sampling.turn_rows import RowOfTurns, before, mask_of, plain_message, present, rows_of_requests
 from dapo.metrics.phases import Phases
 from dapo.types.batch import (
     MODEL,
@@ -54,6 +56,7 @@ class Limits:
     truncates_turns: bool = False  # the limit of turns counts as truncation
     truncates_tokens: bool = False  # a turn that meets its token limit ends the episode
     refuses_long_replies: bool = False  # a long reply is an error; else its middle is cut
+    most_tokens: int | None = None  # of a turn and all before it; None: of the episode's prompt and tokens
     ends_on_error: bool = False  # an environment that fails ends its episode; else the response is unscored
 
 
@@ -66,7 +69,8 @@ class _Episode:
     finish: FinishReason = FinishReason.STOP  # of the last of them
     question: Question | None = None  # asked, and its answer not in effect
     answer: Answer | None = None
-    prompt_ids: IntArray | None = None  # of the model's present turn, where each turn has its own
+    lines: list[RowOfTurns] = field(default_factory=list)  # its rows so far, where turns have prompts of their own
+    most: int | None = None  # tokens of the model's present turn, where an agent says so
     due: int | None = None  # engine step at which the answer takes effect; None: the episode is taken back
     ended: str = ""  # by which limit, while its scores are asked for
 
@@ -137,6 +141,7 @@ class Episodes:
             empty = Partial(none.astype(np.int64), none.astype(np.float32), none.astype(np.int32))
             known = self._episodes[key] = _Episode(request, prompt, empty if prefix is None else prefix)
             known.spoken = self._spoken(known)
+            known.lines = rows_of_requests(known.partial)
         known.request = request
         if prefix is None and key.lane == "train" and key.sample == 0:
             self.given += len(request.prompt_ids)
@@ -153,13 +158,14 @@ class Episodes:
         return None
 
     def whole(self, key: Key, own: Partial) -> Partial:
-        """Return the whole episode, of which the engine has ``own``: all of it, or the model's present turn alone."""
-        if not self.speech.afresh:
+        """Return the whole episode, of which the engine has ``own``: all of it, or its present row alone."""
+        episode = self._episodes[key]
+        if not episode.lines:
             return own
-        partial = self._episodes[key].partial
-        before = cut(partial, partial.turn_start)
+        earlier = cut(episode.partial, episode.lines[-1].first)
         event = SampleEvent(key, own.token_ids, own.logprobs, own.versions, FinishReason.STOP, extra=own.extra)
-        return replace(joined(before, event), turns=before.turns)
+        generated = np.concatenate([mask_of(earlier), mask_of(own)])
+        return replace(joined(earlier, event), generated=generated, turns=episode.partial.turns)
 
     def turn(self, key: Key, whole: Partial, tick: int) -> None:
         """Take in a turn that the engine ended, and ask the environment about it."""
@@ -229,7 +235,8 @@ class Episodes:
                 requests.append(found)
                 if key.lane == "train" and (turns := episode.partial.turns) and turns[-1].who != MODEL:
                     read = turns[-1].stop - turns[-1].first
-                    self.given += len(found.prompt_ids) if self.speech.afresh else read
+                    begins = bool(episode.lines) and episode.lines[-1].first == turns[-1].stop  # a row
+                    self.given += len(found.prompt_ids) if begins else read
             elif found is not None:
                 over.append(found)
         return requests, over
@@ -271,7 +278,8 @@ class Episodes:
         ids = whole.token_ids[start:]
         episode.finish = self._finish(episode, ids)
         cut_short = episode.finish is FinishReason.LENGTH
-        turn = Turn(start, len(whole), MODEL, self._text(episode, ids), cut=cut_short, prompt_ids=episode.prompt_ids)
+        prompt_ids = episode.lines[-1].prompt_ids if self.speech.afresh and episode.lines else None
+        turn = Turn(start, len(whole), MODEL, self._text(episode, ids), cut=cut_short, prompt_ids=prompt_ids)
         episode.partial = replace(whole, turns=(*whole.turns, turn))
         episode.spoken.append(self._say(episode, turn, len(episode.spoken)))
 
@@ -373,6 +381,8 @@ class Episodes:
         Raises:
             ValueError: they cannot be written, or are too many.
         """
+        if reply.conversation is not None:
+            return self._converse(episode, reply.conversation, most=most)
         messages, was_cut = self._bounded(reply)
         partial, opens = episode.partial, not episode.partial.turns
         if not messages and not opens:
@@ -385,22 +395,26 @@ class Episodes:
         count, start = len(ids), len(partial)
         if count > most:
             return False
-        own = np.ones(start, np.bool_) if partial.generated is None else partial.generated
-        version = partial.versions[-1:] if start else np.full(1, self._version, np.int32)
         text = "\n".join(message["content"] for message in messages)
         role = messages[0]["role"] if messages else self.players.abilities.role
         again = tuple(messages) if self.speech.afresh else ()
         turn = Turn(start, start + count, role, text, cut=was_cut, state=answer.state, messages=again)
+        episode.partial = self._with_reply(partial, ids, turn)
+        return True
+
+    def _with_reply(self, partial: Partial, ids: IntArray, turn: Turn) -> Partial:
+        """Return an episode with the tokens of a reply after its own."""
+        count, start = len(ids), len(partial)
+        version = partial.versions[-1:] if start else np.full(1, self._version, np.int32)
         earlier = tuple(replace(each, state=None) if each.state else each for each in partial.turns)
-        episode.partial = Partial(
+        return Partial(
             np.concatenate([partial.token_ids, ids]),
             np.concatenate([partial.logprobs, np.zeros(count, np.float32)]),
             np.concatenate([partial.versions, np.repeat(version, count)]),
-            np.concatenate([own, np.zeros(count, np.bool_)]),
+            np.concatenate([mask_of(partial), np.zeros(count, np.bool_)]),
             padded_extra(partial.extra, count),
             (*earlier, turn),
         )
-        return True
 
     def _reply(self, partial: Partial, messages: Sequence[Mapping[str, str]], *, ask: bool) -> IntArray:
         return self.speech.reply(messages, closed=self._closed(partial), ask=ask)
@@ -448,25 +462,29 @@ class Episodes:
         Raises:
             ValueError: the chat template cannot write its prompt.
         """
-        request, most = episode.request, self.limits.max_turn_tokens
+        request, most = episode.request, episode.most or self.limits.max_turn_tokens
         sampling, start = request.sampling, 0 if prefix is None else prefix.turn_start
         limit = sampling.max_tokens if most is None else min(sampling.max_tokens, start + most)
-        if not self.speech.afresh:
-            keep = len(episode.spoken) + 1 < self.limits.max_turns  # a further turn goes on where this one ends
+        if self.speech.afresh and not (episode.lines and episode.lines[-1].messages):  # no agent's
+            episode.lines = [RowOfTurns(self._prompt_ids(episode), start)]
+        # an engine keeps what a further turn may go on behind
+        keep = not self.speech.afresh and len(episode.spoken) + 1 < self.limits.max_turns
+        if not episode.lines:
             return replace(request, prefix=prefix, sampling=replace(sampling, max_tokens=limit), keep=keep)
-        episode.prompt_ids = self._prompt_ids(episode)
-        # prompt and turn are never longer than the prompt and the response of a single turn may be
-        room = len(episode.prompt.token_ids) + sampling.max_tokens - len(episode.prompt_ids)
-        count = min(limit - start, room)
-        if count < 1:
+        line = episode.lines[-1]
+        # a turn and all before it are never longer than the prompt and the response of a single turn may be
+        longest = self.limits.most_tokens or len(episode.prompt.token_ids) + sampling.max_tokens
+        count = min(limit - line.first, longest - len(line.prompt_ids))
+        if count <= start - line.first:
             return None
-        number = len(episode.spoken)
+        number = sum(turn.who == MODEL for turn in episode.partial.turns if turn.stop <= line.first)
         return replace(
             request,
-            prompt_ids=episode.prompt_ids,
-            prefix=None if prefix is None else _present(prefix),
+            prompt_ids=line.prompt_ids,
+            prefix=None if prefix is None else present(prefix, line.first),
             sampling=replace(sampling, max_tokens=count),
             seed=derive_seed(request.seed, TURNS, number) if number else request.seed,
+            keep=keep,
         )
 
     def _prompt_ids(self, episode: _Episode) -> IntArray:
@@ -488,6 +506,74 @@ class Episodes:
                 "set environment.rows: append"
             )
         return self.speech.written([*prompt.chat["messages"], *said], prompt.chat.get("tools", ()))
+
+    # ------------------------------------------------------------------ an agent's requests
+
+    def _converse(self, episode: _Episode, asked: Mapping[str, Any], *, most: int) -> bool:
+        """Let the model continue a conversation; return False if its new tokens are too many for the episode.
+
+        A request that goes on where the newest row ends appends to it. Any other begins a row. Its prompt has the
+        tokens of the longest row that the conversation continues; without one it is written afresh.
+
+        Raises:
+            ValueError: the conversation cannot be written.
+        """
+        partial, messages, tools = episode.partial, list(asked["messages"]), list(asked.get("tools") or ())
+        if partial.turns and partial.turns[-1].who == MODEL and episode.lines:
+            said = asked.get("answered") or {"role": MODEL, "content": partial.turns[-1].text}
+            episode.lines[-1].messages.append(plain_message(said))
+        own = list(map(plain_message, messages))
+        episode.most = asked.get("max_tokens")
+        found, delta = self._continued(episode, own, tools)
+        last, start = own[-1], len(partial)
+        if delta is not None and found is episode.lines[-1]:
+            if len(delta) > most:
+                return False
+            found.messages = own
+            turn = Turn(start, start + len(delta), last["role"], last["content"], asked=asked)
+            episode.partial = self._with_reply(partial, delta, turn)
+            return True
+        if found is not None and delta is not None:
+            number = episode.lines.index(found) + 1
+            stop = episode.lines[number].first if number < len(episode.lines) else start
+            prompt_ids = np.concatenate([found.prompt_ids, partial.token_ids[found.first : stop], delta])
+        else:
+            prompt_ids = self.speech.written(messages, tools)
+        episode.lines.append(RowOfTurns(prompt_ids, start, own, tools))
+        turn = Turn(start, start, last["role"], last["content"], prompt_ids=prompt_ids, asked=asked)
+        episode.partial = replace(partial, turns=(*partial.turns, turn))
+        return True
+
+    def _continued(
+        self, episode: _Episode, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+    ) -> tuple[RowOfTurns | None, IntArray | None]:
+        """Return the longest row that a conversation continues, and the tokens that follow it; None: there is none."""
+        best: RowOfTurns | None = None
+        for line in episode.lines:
+            count = len(line.messages)
+            fits = line.tools == tools and count < len(messages) and list(messages[:count]) == line.messages
+            if fits and (best is None or count >= len(best.messages)):
+                best = line
+        if best is None or self.speech.afresh:
+            return None, None
+        rest = messages[len(best.messages) :]
+        if any(message["role"] == MODEL for message in rest):
+            return None, None
+        number = episode.lines.index(best) + 1
+        stop = episode.lines[number].first if number < len(episode.lines) else len(episode.partial)
+        try:
+            return best, self.speech.reply(rest, closed=self._ends_turn(episode.partial.token_ids[:stop]), ask=True)
+        except (RecipeError, ValueError):  # the template rewrites what came before
+            return None, None
+
+    def _ends_turn(self, ids: IntArray) -> bool:
+        """Return whether tokens end with the template's end-of-turn token."""
+        if not self.speech.end_of_turn:
+            return True
+        (raw,) = (self.texts.decode_all or self.texts.decode)([ids[-1:]])
+        return raw == self.speech.end_of_turn
+
+    # ------------------------------------------------------------------ what was said, as messages
 
     def _written(self, episode: _Episode, turn: Turn) -> str:
         """Return a turn of the model as a message's content: with special tokens, without the end of the turn."""
@@ -532,7 +618,7 @@ class Episodes:
                 answer, closed = thinking.answer(turn.text, self._begun(episode, turn))
                 ids = partial.token_ids[turn.first : turn.stop]
                 thought += thinking.tokens(ids, turn.text.count(thinking.close)) if closed else len(ids)
-        turns = tuple(replace(turn, state=None) if turn.state else turn for turn in partial.turns)
+        turns = tuple(replace(turn, state=None, asked=None) for turn in partial.turns)
         made = Completion(
             partial.token_ids,
             partial.logprobs,
@@ -553,6 +639,8 @@ class Episodes:
     def _differs(self, episode: _Episode, replayed: Sequence[Said | None]) -> str | None:
         """Return how replies that were played again differ from the recorded tokens; None: they do not."""
         turns, ids = episode.partial.turns, episode.partial.token_ids
+        if any(turn.asked is not None for turn in turns):
+            return self._asks_otherwise(turns, replayed)
         said = [reply or Said() for reply in replayed]
         opening = said.pop(0) if said else Said()
         places = [(number, turn) for number, turn in enumerate(turns) if turn.who != MODEL]
@@ -577,6 +665,17 @@ class Episodes:
                 return f"{NOT_REPEATABLE}: turn {number} was answered otherwise when it was played again"
         return None
 
+    def _asks_otherwise(self, turns: Sequence[Turn], replayed: Sequence[Said | None]) -> str | None:
+        """Return which request of an agent that was played again differs from the recorded one; None: none does."""
+        recorded = [turn.asked for turn in turns if turn.asked is not None]
+        again = [None if said is None else said.conversation for said in replayed]
+        self._compared += 1
+        for number, (ours, theirs) in enumerate(zip(recorded, again, strict=False)):
+            if ours != theirs:
+                self.not_repeatable += 1
+                return f"{NOT_REPEATABLE}: the agent's request {number} was another one when it was played again"
+        return None
+
     # ------------------------------------------------------------------ reading
 
     def _spoken(self, episode: _Episode) -> list[Spoken]:
@@ -594,7 +693,7 @@ class Episodes:
             begun = self._begun(episode, turn)
             text, raw = (self.texts.thinking.answer(each, begun)[0] for each in (text, raw))
         left = episode.request.sampling.max_tokens - turn.stop
-        return Spoken(number, text, raw, tuple(ids.tolist()), left, limits.max_turns - number - 1)
+        return Spoken(number, text, raw, tuple(ids.tolist()), left, limits.max_turns - number - 1, turn.cut)
 
     def _text(self, episode: _Episode, ids: IntArray) -> str:
         """Return the text of a turn; a stop token is not part of it."""
@@ -605,18 +704,14 @@ class Episodes:
 
     def _begun(self, episode: _Episode, turn: Turn) -> bool:
         thinking = self.texts.thinking
-        before = turn.prompt_ids
-        if before is None:
-            before = np.concatenate([episode.prompt.token_ids, episode.partial.token_ids[: turn.first]])
-        return thinking is not None and thinking.begun(before)
+        seen = before(episode.prompt.token_ids, episode.partial, turn)
+        return thinking is not None and thinking.begun(seen)
 
     def _closed(self, partial: Partial) -> bool:
         """Return whether the model's last turn ended with the template's end-of-turn token."""
-        if not partial.turns or partial.turns[-1].who != MODEL or not self.speech.end_of_turn:
+        if not partial.turns or partial.turns[-1].who != MODEL:
             return True
-        decode_all = self.texts.decode_all or self.texts.decode
-        (raw,) = decode_all([partial.token_ids[-1:]])
-        return raw == self.speech.end_of_turn
+        return self._ends_turn(partial.token_ids)
 
     def _state(self, episode: _Episode) -> str | None:
         """Return the environment's state after its last reply, where it was recorded."""
@@ -625,12 +720,3 @@ class Episodes:
 
     def _seed(self, episode: _Episode) -> int:
         return derive_seed(episode.request.seed, SEEDS)
-
-
-def _present(whole: Partial) -> Partial | None:
-    """Return the model's present turn as far as it got; None: it has no token."""
-    start = whole.turn_start
-    if len(whole) == start:
-        return None
-    extra = {name: values[start:] for name, values in whole.extra.items()}
-    return Partial(whole.token_ids[start:], whole.logprobs[start:], whole.versions[start:], extra=extra)

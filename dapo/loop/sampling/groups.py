@@ -300,7 +300,7 @@ def load_completion(state: Tree) -> Completion:
 
 def turn_state(turn: Turn) -> Tree:
     state = {**dataclasses.asdict(turn), "calls": list(turn.calls), "messages": list(turn.messages)}
-    absent = [name for name in ("prompt_ids", "messages") if not len(state[name] if state[name] is not None else ())]
+    absent = [name for name in ("prompt_ids", "asked") if state[name] is None]
     return {name: value for name, value in state.items() if name not in absent}
 
 

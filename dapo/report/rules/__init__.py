@@ -26,7 +26,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def advice_of(run: RunContents) -> list[Advice]:
-    """What the rules find, the worst first. A number that was not measured lets its rule be silent."""
+    """Return the findings of the rules, the worst first. A number that was not measured lets its rule be silent."""
     facts = Facts(run)
     found = [advice for rule in RULES for advice in rule.advice(facts)]
     for advice in found:

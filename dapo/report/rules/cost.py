@@ -14,7 +14,7 @@ BESIDE, BESIDE_LEAST = 0.5, 60.0
 SCORING = 0.3
 GROWTH, GROWTH_MIB, GROWTH_STEPS = 0.1, 200.0, 20
 WAITING, WAITING_STEPS = 0.4, 6
-"""Share of a step idle beside generation that goes on; steps of a run from which it is told."""
+"""Share of a step idle beside generation that goes on; steps of a run from which it is reported."""
 LOSSES, LOSSES_SHARE = 3, 0.05
 """Losses, and share of the steps that have one, from which they are no accident."""
 WASTED = 0.25
@@ -50,7 +50,7 @@ def idle_slots(facts: Facts) -> Finding | None:
 
 
 def time_beside(facts: Facts) -> Finding | None:
-    """What is neither generating nor learning, by its largest part."""
+    """Find time that is neither generating nor learning, by its largest part."""
     seconds = phase_seconds(facts)
     whole = sum(seconds.values())
     beside = {name: seconds.get(name, 0.0) for name in ("evaluate", "save", "report")}

@@ -1,4 +1,4 @@
-"""What the rules ask of a run: its metrics at its beginning, at its end, and where they were at their worst."""
+"""Metrics of a run as the rules read them: at its beginning, at its end, and at their worst."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Facts:
         return checkpoint_steps(self.run)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values where they were measured."""
+        """Return steps and values where they were measured."""
         if key not in self._series:
             found = [(int(row["step"]), row[key]) for row in self.rows if _is_number(row.get(key))]
             self._series[key] = [step for step, _ in found], [float(value) for _, value in found]
@@ -97,7 +97,7 @@ class Facts:
         return self.series(key)[1]
 
     def window(self, key: str) -> int:
-        """Steps in the beginning, and in the end."""
+        """Return the number of steps in the beginning, and in the end."""
         return _window(len(self.values(key)))
 
     def total(self, key: str) -> float:
@@ -126,7 +126,7 @@ class Facts:
         return None if early is None or late is None else (early, late)
 
     def highest(self, key: str, bound: float, width: int = FEWEST) -> WorstStretch | None:
-        """The greatest mean of ``width`` steps in a row, where it is ``bound`` or more.
+        """Return the greatest mean of ``width`` steps in a row, if it is ``bound`` or more.
 
         A run that is shorter is taken whole.
         """
@@ -139,7 +139,7 @@ class Facts:
         return WorstStretch(max(means[n] for n in over), steps[over[0]], steps[over[-1] + width - 1])
 
     def where(self, key: str, holds: Callable[[float], bool]) -> list[int]:
-        """Steps at which the number is so."""
+        """Return the steps at which the number is so."""
         steps, values = self.series(key)
         return [step for step, value in zip(steps, values, strict=True) if holds(value)]
 
@@ -153,7 +153,7 @@ class Facts:
         return [key for key in dict.fromkeys(key for row in self.rows for key in row) if key.startswith(prefix)]
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """A setting of the recipe such as ``algorithm.clip.high``; ``default`` where the recipe cannot be read."""
+        """Return a setting of the recipe such as ``algorithm.clip.high``; ``default`` if the recipe cannot be read."""
         found: Any = self.run.recipe
         for name in path.split("."):
             found = getattr(found, name, None)
@@ -170,7 +170,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule says when it speaks. ``move`` is given where it depends on what was found."""
+    """Finding of a rule. ``move`` is given if it depends on what was found."""
 
     severity: Severity
     title: str
@@ -192,7 +192,7 @@ class Rule:
     find: Callable[[Facts], Finding | None] = field(repr=False)
 
     def advice(self, facts: Facts) -> Iterator[Advice]:
-        """What the rule has to say, if anything."""
+        """Yield the rule's advice, if any."""
         found = self.find(facts)
         if found is not None:
             yield Advice(

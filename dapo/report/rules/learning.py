@@ -57,7 +57,7 @@ def _fell(facts: Facts, said: str, best: AccuracyPoint, move: str) -> Finding:
 
 
 def _calmer(facts: Facts, best: AccuracyPoint) -> str:
-    """What to do about updates that destroy."""
+    """Return what to do about updates that destroy."""
     kept = _checkpoint(facts, best)
     if kept is not None:
         export = export_command(facts.run, kept)
@@ -66,7 +66,7 @@ def _calmer(facts: Facts, best: AccuracyPoint) -> str:
 
 
 def _best_kept(facts: Facts, best: AccuracyPoint) -> str:
-    """Where the best model is, if anywhere."""
+    """Return where the best model is, if anywhere."""
     kept = _checkpoint(facts, best)
     if kept is not None:
         return f"The checkpoint of step {kept} is the best one (`{export_command(facts.run, kept)}`)."
@@ -76,8 +76,8 @@ def _best_kept(facts: Facts, best: AccuracyPoint) -> str:
 
 
 def _checkpoint(facts: Facts, best: AccuracyPoint) -> int | None:
-    """The checkpoint nearest to the best evaluation, of those whose own nearest evaluation is as good but for chance;
-    of two that are as near the later one counts, so that none from within the fall is named."""
+    """Return the checkpoint nearest to the best evaluation, of those whose own nearest evaluation is as good but for
+    chance. Of two equally near ones the later counts, so that none from within the fall is named."""
     good = []
     for step in facts.checkpoints:
         near = min(reversed(facts.evaluations), key=lambda e: abs(e.step - step))
@@ -115,7 +115,7 @@ def no_learning(facts: Facts) -> Finding | None:
 
 
 def reward_without_accuracy(facts: Facts) -> Finding | None:
-    """The sum of rewards rises and accuracy falls: something else pays."""
+    """Find a sum of rewards that rises while accuracy falls: something else pays."""
     change = facts.change("reward/raw")
     if change is None or change[1] - change[0] < REWARD_UP * max(1.0, abs(change[0])) or facts.accuracy_change > -MOVED:
         return None
@@ -139,7 +139,7 @@ def reward_without_accuracy(facts: Facts) -> Finding | None:
 
 
 def diversity(facts: Facts) -> Finding | None:
-    """Of the largest k that the first and the last evaluation share."""
+    """Compare the largest k that the first and the last evaluation share."""
     rows = [row for row in facts.run.rows if row.get("validation/accuracy") is not None]
     if len(rows) < 2:
         return None

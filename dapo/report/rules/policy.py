@@ -52,7 +52,7 @@ def entropy_collapse(facts: Facts) -> Finding | None:
 
 
 def _explore(facts: Facts, fallen: int) -> str:
-    """The way back from a collapse that ``fallen`` shows first: a checkpoint that exists, or a new start."""
+    """Return the way back from a collapse that ``fallen`` shows first: a checkpoint that exists, or a new start."""
     kept = [step for step in facts.checkpoints if 0 < step < fallen]
     if kept:
         said = f"Go back to the checkpoint of step {kept[-1]} (`{export_command(facts.run, kept[-1])}`)"
@@ -84,8 +84,8 @@ def entropy_explosion(facts: Facts) -> Finding | None:
 
 
 def clip_share(facts: Facts) -> Finding | None:
-    """A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by design; CISPO's cap takes no
-    token's gradient."""
+    """Find many clipped tokens. A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by
+    design; CISPO's cap takes no token's gradient."""
     if facts.setting("algorithm.loss.ratio") == "sequence" or facts.setting("algorithm.loss.kind") == "cispo":
         return None
     parts, worst = [], None
@@ -156,7 +156,7 @@ def sampler_gap(facts: Facts) -> Finding | None:
 
 
 def sync_gap(facts: Facts) -> Finding | None:
-    """The check after each publish: what the engine runs against what the learner has, by what the check let pass."""
+    """Compare the engine's weights with the learner's after each publish, by the error that the check accepted."""
     known = dict(zip(*facts.series("train/sync_accepted"), strict=True))
     otherwise = facts.setting("trainer.sync_check_tolerance", 0.05)  # of a run that did not record it
     found = [(step, gap, known.get(step, otherwise)) for step, gap in zip(*facts.series("train/sync_gap"), strict=True)]
@@ -246,8 +246,7 @@ def policy_jumps(facts: Facts) -> Finding | None:
         extreme[0],
         extreme[-1],
         keys,
-        "Where such a token stands in a wrong answer nothing bounds its gradient: set algorithm.clip.dual (10 is "
-        "usual).",
+        "Where such a token is in a wrong answer nothing bounds its gradient: set algorithm.clip.dual (10 is usual).",
     )
 
 

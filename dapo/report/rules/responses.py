@@ -169,7 +169,7 @@ def truncated(facts: Facts) -> Finding | None:
 
 
 def penalties(facts: Facts) -> Finding | None:
-    """A penalty that most responses get in full no longer tells them apart."""
+    """Find a penalty that most responses get in full, so that it no longer separates them."""
     share, mean = facts.late("response/penalized"), facts.late("response/penalty_mean")
     factor = facts.setting("algorithm.overlong_punishment.factor", 1.0)
     many = share is not None and share >= PUNISHED
@@ -188,7 +188,7 @@ def penalties(facts: Facts) -> Finding | None:
 
 
 def rewards_clamped(facts: Facts) -> Finding | None:
-    """A second reward on top of a full first one is clamped away, and its mean rises all the same."""
+    """Find a second reward that is clamped away on top of a full first one, and whose mean rises all the same."""
     stretch = facts.highest("reward/clamped", CLAMPED)
     if stretch is None:
         return None

@@ -26,7 +26,7 @@ _VERDICTS = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_
 
 
 def batch_unfilled(facts: Facts) -> Finding | None:
-    """The run ended for it: the words are those that the collector found, which saw every group."""
+    """Explain a run that ended over an unfilled batch, in the words of the collector, which saw every group."""
     status = status_of(facts.run)
     if status["state"] != "unfilled":
         return None
@@ -175,7 +175,7 @@ def old_groups(facts: Facts) -> Finding | None:
 
 
 def kept_misleads(facts: Facts) -> Finding | None:
-    """The accuracy of kept groups is pulled towards one half; who watches it sees little of what is learned."""
+    """Warn that the accuracy of kept groups is pulled towards one half, and shows little of what is learned."""
     raw, kept = facts.late("reward/accuracy"), facts.late("reward/accuracy_kept")
     if raw is None or kept is None or abs(raw - kept) < APART:
         return None
@@ -192,7 +192,7 @@ def kept_misleads(facts: Facts) -> Finding | None:
 
 
 def late_shares(facts: Facts) -> Shares:
-    """The last steps as ``observe.why`` takes them."""
+    """Return the shares of the last steps as ``observe.why`` takes them."""
     counts = {name: _late_sum(facts, f"groups/{name}") for name in _VERDICTS}
     judged = sum(counts.values())
     shares: dict[str, Any] = {name: count / judged if judged else 0.0 for name, count in counts.items()}

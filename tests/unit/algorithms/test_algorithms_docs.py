@@ -1,4 +1,4 @@
-"""docs/algorithm.md speaks of functions that exist, of all of them, and its examples do what they say."""
+"""The pages of the algorithm name functions that exist, and all of them; their examples do what they say."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs
 from dapo.types.enums import Verdict
 
-PAGE = (Path(__file__).parents[3] / "docs" / "algorithm.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = "".join((DOCS / f"{name}.md").read_text() for name in ("algorithm", "losses", "correction", "hooks"))
 QUOTED = sorted(set(re.findall(r"`(dapo\.[\w.]+)`", PAGE)) - {"dapo.algorithms", "dapo.algorithms.kl"})
 MODULES = [importlib.import_module(m.name) for m in pkgutil.walk_packages(dapo.algorithms.__path__, "dapo.algorithms.")]
 HOOKS = {}
-for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+for block in re.findall(r"```python\n(.*?)```", PAGE + (DOCS / "own_algorithm.md").read_text(), flags=re.DOTALL):
     exec(block, HOOKS)
 
 
@@ -70,7 +71,7 @@ def test_shaping_example():
 
 def test_advantage_example():
     rewards = [np.array([1.0, -1.0, np.nan, -1.0]), np.array([2.0, 2.0])]
-    advantages = HOOKS["median_advantage"](rewards, [~np.isnan(values) for values in rewards])
+    advantages = HOOKS["advantage"](rewards, [~np.isnan(values) for values in rewards])
     assert [values.tolist() for values in advantages] == [[2.0, 0.0, 0.0, 0.0], [0.0, 0.0]]
 
 

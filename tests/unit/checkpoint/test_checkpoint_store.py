@@ -60,7 +60,7 @@ def test_a_described_file_is_not_read_again_and_the_manifest_is_that_of_reading_
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("data.txt", "has 5 bytes, and whoever wrote it speaks of 4"), ("other", "is not there")]
+    ("name", "said"), [("data.txt", "has 5 bytes, and its writer counted 4"), ("other", "is not there")]
 )
 def test_a_description_that_is_wrong_makes_no_checkpoint(tmp_path, name, said):
     store = CheckpointStore(tmp_path)

@@ -57,7 +57,7 @@ def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     # data: 7 records, 1 repeat, 1 held out, 1 too long, leaves 4
     assert "4 prompts of 7 problems" in told
     assert "1 repeats dropped" in told
-    assert "1 taken out because they stand in validation" in told
+    assert "1 taken out because they are in validation" in told
     assert "1 over-long prompts dropped" in told
     assert "5 / 6 for" in told
     assert "overlap     1 problems of held" in told

@@ -239,7 +239,7 @@ def test_hours_are_told_for_cards_that_hold_the_run_and_for_large_models_alone()
     assert list(time_lines(cpu, large, memory, 10.0)) == []
     huge = facts_with(70_000_000_000)
     text = "\n".join(time_lines(recipe, huge, estimate_memory(recipe, huge, 10), 10.0))
-    assert "no card known here holds" in text
+    assert "no GPU known here holds" in text
 
 
 def test_a_card_may_hold_less_cache_than_all_responses_at_once():
@@ -299,7 +299,7 @@ def test_the_longest_row_fills_the_memory_of_those_that_share_it():
 def test_what_is_known_of_the_engines_and_what_is_not(parameters, said):
     known, unknown = engine_advice(recipe_with(), facts_with(parameters))
     assert said in known
-    assert unknown.startswith("not known: which is faster on a card")
+    assert unknown.startswith("not known: which is faster on a GPU")
     assert ("take rollout.engine=vllm first" in unknown) is (parameters > 27_000_000)
     assert len(list(engine_advice(recipe_with(model={"device": "cpu"}), facts_with(parameters)))) == 1
 
@@ -366,7 +366,7 @@ def test_recordings_count_where_steps_are_recorded(sections, architecture, count
     assert (memory.graphs > 0) == counted
     assert memory.generating == memory.engine + memory.cache + memory.graphs + memory.resident + memory.checking
     told = "\n".join(memory_lines(recipe, facts, 20))
-    assert ("by arithmetic that no card confirmed" in told) == counted
+    assert ("by arithmetic that no GPU confirmed" in told) == counted
     if counted:  # 512 slots, 64 recordings; asleep while the learner works
         assert memory.graphs == graph_bytes(layer_sizes(facts), 2, 512, 50, 4, 64)
         assert memory.held == memory.engine

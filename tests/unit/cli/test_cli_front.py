@@ -140,7 +140,7 @@ def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
     assert re.search(r"default +0\.28", out)
     assert "2503.14476, section 3.1" in out
     assert "epsilon_high (ms-swift, TRL)" in out
-    assert f"{SITE}/algorithm.md, section 4" in out
+    assert f"{SITE}/losses.md" in out
     assert "algorithm.clip.high" in said(capsys, "explain", "epsilon_high")
     assert "Kept groups" in said(capsys, "explain", "sampling/acceptance_rate")
     assert "rollout.group_size" in said(capsys, "explain", "group_size").splitlines()[0]

@@ -146,7 +146,7 @@ def test_check_explains_it_offline(name, folder, tmp_path, capsys, monkeypatch):
     assert ("a publish copies" in told) == vllm
     assert ("vLLM takes" in told) == vllm
     if name == "gsm8k_0.5b_1gpu":  # 0.4 of it, by hand
-        assert "vLLM takes 40% of a card" in told
+        assert "vLLM takes 40% of a GPU" in told
         assert "10 of 24 GB, 32 of 80 GB, 56 of 141 GB" in told
     first = told.splitlines()[0]
     assert first.startswith(f"{name}: good")

@@ -122,7 +122,7 @@ def test_problems_that_every_prompt_solves_are_taken_out_of_all_data(tmp_path: P
     made = prepare(Data(train=[train], validation=[held], few_shot=SHOTS), WordTokenizer("yes"))
     assert [p.problem for p in made.train] == ["1+1?", "2 +2?"]  # few letters are compared as they are
     assert [p.problem for p in made.validation["b"]] == ["5+5?"]
-    assert "1 taken out because they stand in data.few_shot" in made.report.lines()[0]
+    assert "1 taken out because they are in data.few_shot" in made.report.lines()[0]
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_held_out_examples_are_taken_out_of_training(tmp_path: Path) -> None:
     records = [{"prompt": "one", "response": "two"}, {"prompt": "one", "response": "three"}]
     found = prepared(tmp_path, *records, held_out=records[:1])
     assert [tokens(found)[1], len(found.validation["held"])] == [[THREE, EOS], 1]
-    assert found.lines[-1] == "overlap     1 training examples stand in validation too, and were taken out"
+    assert found.lines[-1] == "overlap     1 training examples are in validation too, and were taken out"
 
 
 def test_answers_to_held_out_problems_are_taken_out(tmp_path: Path) -> None:

@@ -34,11 +34,13 @@ from dapo.models.checksum import checksum
 from dapo.models.facts import facts_of, read_facts
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import read_weights, tensors_of
+from dapo.models.weights import read_weights
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.run.export import write_adapter, write_model
 from dapo.types.batch import Key, SampleRequest, SamplingParams, TokenRow
+from dapo.weights.exchange import WeightExchange
+from dapo.weights.routes import receive
 
 DOUBLE = torch.float64
 SAMPLING = SamplingParams(max_tokens=12)
@@ -216,9 +218,9 @@ def test_what_is_published_is_the_merged_model_under_its_names(folder, tmp_path)
     learner = randomise(make(folder, rank=4, lora_alpha=8.0, modules_to_save=["norm"], weights=tmp_path / "w"))
     learn(learner, make_rows(), rate=1e-2)
     plain = make(folder)
-    through = dict(tensors_of(learner.publish(1), torch.device("cpu")))
+    through = dict(receive(learner.publish(1), torch.device("cpu")))
     ticket = LearnerDriver(WorkerHere(learner.worker)).publish(1)
-    shared = dict(tensors_of(ticket, torch.device("cpu")))
+    shared = dict(receive(ticket, torch.device("cpu")))
     assert list(ticket.names) == list(plain.publish(1).names)
     sums = learner.checksums(dict.fromkeys([*ticket.names, "lm_head.weight"], "float32"))
     assert sums == {name: checksum(tensor) for name, tensor in shared.items()} | {
@@ -381,7 +383,7 @@ def test_an_adapter_that_is_sent_by_itself_is_what_the_learner_computes_with(fol
     """W x + B' (A x) with nothing but what is published: the layer's own output, and the scale is in B'."""
     learner = randomise(make(folder, dtype=dtype, rank=4, lora_alpha=8.0, use_rslora=True))
     learner.loaded.sends_adapter = True
-    sending = LearnerDriver(WorkerHere(learner.worker), tmp_path / "weights")
+    sending = LearnerDriver(WorkerHere(learner.worker), WeightExchange.by_folder(tmp_path / "weights"))
     ticket = sending.publish(3)
     found = dict(read_weights(Path(ticket.address)))
     assert set(found) == set(ticket.names)

@@ -19,10 +19,7 @@ from dapo.learner.worker import RankPlace, make_worker
 from dapo.metrics.stats import values
 from dapo.models import context
 from dapo.models.load import load_model
-from dapo.models.packing import pack
-from dapo.models.policy import Policy
 from dapo.models.tiny import make_tiny_model
-from dapo.types.batch import TokenRow
 
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
 LATENT = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
@@ -152,37 +149,12 @@ def test_a_gradient_in_another_order_would_be_seen(stages, folder):
         assert_equal(found, expected, EXACT)
 
 
-def kept_bytes(stage, folder, ranks, checkpointing):
-    """Bytes that a pass keeps for its backward pass in this process: of whole rows, and of its stretch of them."""
-    loaded = load_model(
-        folder, dtype="float32", device="cpu", attention_mode="packed", activation_checkpointing=checkpointing
-    )
-    weights = {parameter.untyped_storage().data_ptr() for parameter in loaded.model.parameters()}
-    random = np.random.default_rng(0)
-    rows = [TokenRow(0, random.integers(3, 78, 200), random.integers(3, 78, 900)) for _ in range(2)]
-    found = []
-    for unit in (None, context.join_unit(ranks, 60.0)):
-        loaded.unit, kept = unit, {}
-
-        def keep(tensor, kept=kept):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage  # held, so that no address comes twice
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            logprobs, _ = Policy(loaded)(pack(rows, loaded.device), 1.0, "none")
-        found.append(sum(storage.nbytes() for storage in kept.values()))
-        logprobs.sum().backward()
-    return found
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize(("ranks", "less"), [(2, 1.85), (4, 3.5)])
 def test_each_rank_keeps_its_part_of_the_activations(stages, tmp_path, ranks, less, checkpointing):
     make_tiny_model(tmp_path / "model", layers=6, kv_heads=2)
-    for whole, own in stages(ranks).all("run", kept_bytes, tmp_path / "model", ranks, checkpointing):
+    for whole, own in stages(ranks).all("run", rank_work.kept_bytes, tmp_path / "model", ranks, checkpointing):
         assert whole / own > less
 
 

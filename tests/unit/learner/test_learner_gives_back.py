@@ -12,12 +12,13 @@ from rank_stage import Stage
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
-from dapo.learner import worker as module
+from dapo.learner.step import PolicyStep
 from dapo.learner.worker import Worker
 from dapo.metrics.stats import Max
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, TokenRow
+from dapo.weights import broadcast, ipc
 
 KINDS = ["in the driver", "through a folder", "in a process", "of ranks"]
 
@@ -50,7 +51,7 @@ def make(kind, stage, folder):
     objective = clip_objective(low=0.2, high=0.28)
     made = load_model(str(path), device="cpu"), objective, schema.Learner(), 1.0
     if kind == "in a process":
-        return learner_apart(Worker, *made, weights=folder)
+        return learner_apart(lambda *parts: Worker(PolicyStep(*parts)), *made, weights=folder)
     return LearnerHere(*made, weights=weights)
 
 
@@ -89,10 +90,10 @@ def test_a_pass_beside_a_wake_engine_gives_back(kind, stage, notes, tmp_path):
 def test_what_gathers_weights_gives_back_behind_it(kind, stage, notes, tmp_path, monkeypatch):
     learner = make(kind, stage, tmp_path / "weights")
     one = learner.worker if kind != "of ranks" else stage.hosts[0].thing.held[learner.number]
-    monkeypatch.setattr(module, "lend", lambda *_: notes.append("gathered") or ("GPU 0", [], []))
-    one.lend()
-    monkeypatch.setattr(module.HERE, "send", lambda *_: notes.append("sent") or True)
-    one.send(None)
+    monkeypatch.setattr(ipc, "lend", lambda *_: notes.append("gathered") or ("GPU 0", [], []))
+    one.send("ipc")
+    monkeypatch.setattr(broadcast.HERE, "send", lambda *_: notes.append("sent") or True)
+    one.send("broadcast", None)
     assert notes == ["gathered", "give back", "sent", "give back"]
 
 

@@ -28,6 +28,7 @@ from dapo.rollout.pool import EnginePool
 from dapo.run import learners
 from dapo.run.deployment import deployment_of
 from dapo.types.batch import LearnStep
+from dapo.weights.exchange import WeightExchange
 
 
 class StandIn:
@@ -47,7 +48,7 @@ class StandIn:
 
 def group_of(folder, *failures):
     specs = [HostSpec(f"rank-{n}", StandIn, (failure,)) for n, failure in enumerate(failures)]
-    return LearnerDriver(LearnerHosts(InlineTransport(), specs, 600.0), folder)
+    return LearnerDriver(LearnerHosts(InlineTransport(), specs, 600.0), WeightExchange.by_folder(folder))
 
 
 ECHO = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29093")
@@ -83,7 +84,7 @@ def test_each_rank_tells_its_process_and_its_calls(tmp_path):
 class Publishes(StandIn):
     """A rank whose weights are one number."""
 
-    def publish(self, folder):
+    def send(self, route, folder):
         write_weights(folder, [("w", torch.ones(1))])
 
 
@@ -93,17 +94,17 @@ def test_an_engine_of_a_pool_that_starts_slowly_finds_the_set_that_it_was_sent_t
     monkeypatch.setattr(learners, "transport_of", lambda run, places: InlineTransport())
     ranks = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, "learner": {"ranks": 2}}
     recipe, facts = recipe_from_dict(ranks).recipe, SimpleNamespace(name="a/b")
-    pool = EnginePool(InlineTransport(), [HostSpec("engine-0", EngineHost, (NumberEngine, 2))], GATE)
-    group = learners.make_learner(
-        recipe, deployment_of(recipe), facts, None, weights=tmp_path / "sets", run=None, engine=pool
-    )
+    exchange, own = (WeightExchange.by_folder(tmp_path / name) for name in ("sets", "own"))
+    specs = [HostSpec("engine-0", EngineHost, (NumberEngine, 2))]
+    pool = EnginePool(InlineTransport(), specs, GATE, exchange=exchange)
+    group = learners.make_learner(recipe, deployment_of(recipe), facts, None, exchange=exchange, run=None)
     tickets = [group.publish(version) for version in range(4)]
     assert all(read_shapes(Path(ticket.address)) == {"w": [1]} for ticket in tickets)
     group.close()
-    assert not any((tmp_path / "sets").iterdir())
+    assert not (tmp_path / "sets").exists()
     pool.close()
 
-    alone = learners.make_learner(recipe, deployment_of(recipe), facts, None, weights=tmp_path / "own", run=None)
+    alone = learners.make_learner(recipe, deployment_of(recipe), facts, None, exchange=own, run=None)
     tickets = [alone.publish(version) for version in range(4)]
     assert [Path(ticket.address).exists() for ticket in tickets] == [False, False, True, True]
     alone.close()
@@ -121,7 +122,7 @@ def test_what_ranks_say_of_their_model_is_said_once(tmp_path, monkeypatch):
     engines = SimpleNamespace(notes=("no end token",))
     facts = SimpleNamespace(name="a/b")
     group = learners.make_learner(
-        recipe, deployment_of(recipe), facts, engines, weights=tmp_path, run=None, say=heard.append
+        recipe, deployment_of(recipe), facts, engines, exchange=WeightExchange(), run=None, say=heard.append
     )
     assert group.notes == ("rows are padded", "no end token", "heads are tied")
     assert heard == ["rows are padded", "heads are tied"]
@@ -131,7 +132,7 @@ def test_a_learner_alone_is_told_of_as_what_it_is(tmp_path):
     """No word about ranks; what it refuses is no loss, and sets of weights that it left are deleted."""
 
     class Fails(StandIn):
-        def publish(self, folder):
+        def send(self, route, folder):
             folder.mkdir()
 
     def learner(failure):

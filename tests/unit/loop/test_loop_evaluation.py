@@ -285,7 +285,7 @@ def test_a_set_that_falls_silent_later_is_told_and_training_goes_on(tmp_path):
     trainer = FirstStep(evaluator(lambda p, s: Score(reason="crash")), recorded, tmp_path)
     trainer.evaluate(5)
     assert recorded[1] == ("notice", 5, SilentEvidence({"set": "crash"}, engine=False))
-    assert notice_said(*recorded[1][1:]).startswith("step 5: the held-out accuracy cannot be told")
+    assert notice_said(*recorded[1][1:]).startswith("step 5: the held-out accuracy is unknown")
     trainer.method.evaluator = evaluator(lambda p, s: right(1.0))
     trainer.evaluate(6)
     assert recorded[2:] == [("evaluation", 6)]

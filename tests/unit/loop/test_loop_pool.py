@@ -90,9 +90,9 @@ def test_200_random_kills_leave_every_group_whole(lockstep, alone):
 def test_a_driver_that_forgets_an_owner_is_caught():
     class Forgets(EnginePool):
         def _lost(self, member, error, flight):
-            for key in member.owned:
+            for key in member.work.owned:
                 del self._owner[key]
-            member.owned, member.mail = {}, []
+            member.work.take_all()
             super()._lost(member, error, flight)
 
     left = [7]
@@ -192,7 +192,7 @@ def test_the_sync_check_asks_every_engine():
     assert found["train/sync_tensors"] == 3 * 2
     assert found["train/sync_gap"] == 0
     assert learner.asked == [3]  # engines with the same weights say the same, and it is computed once
-    assert all(member.clock >= 10 for member in pool._processes.members)
+    assert all(member.counts.clock >= 10 for member in pool._processes.members)
 
 
 def test_the_sync_check_names_the_engine_with_a_stale_tensor():

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore
 
 from dapo.config import recipe_from_dict
 from dapo.models.rendezvous import LOOPBACK, find, serve
-from dapo.run import learners
 from dapo.run.deployment import deployment_of
+from dapo.run.weights import make_exchange
 
 PATIENCE = datetime.timedelta(seconds=30)
 
@@ -79,8 +79,9 @@ def test_a_broadcast_is_met_on_the_loopback_unless_there_are_other_machines(port
     here = "127.0.0.2"
     places = None if one_machine is None else SimpleNamespace(one_machine=one_machine, here=here)
     made = recipe("broadcast")
-    receivers = learners.make_receivers(made, deployment_of(made), places)
-    assert listening()[port(receivers.address)] == {here if one_machine is False else LOOPBACK}
+    facts = SimpleNamespace(parameters=1)
+    exchange = make_exchange(made, deployment_of(made), facts, None, places)
+    assert listening()[port(exchange.route._address)] == {here if one_machine is False else LOOPBACK}
 
 
 def test_processes_that_know_the_address_meet():

@@ -421,7 +421,7 @@ def test_what_is_wrong_stands_under_the_tiles(width):
 
 
 def test_a_healthy_run_has_no_hints():
-    assert hint_lines(a_run()) == ["3 responses unscored; the reasons stand in rollouts/"]  # of its last step
+    assert hint_lines(a_run()) == ["3 responses unscored; the reasons are in rollouts/"]  # of its last step
     state = a_run()
     state.metrics = {"reward/unscored": math.nan}
     assert hint_lines(state) == []

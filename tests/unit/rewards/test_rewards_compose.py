@@ -138,6 +138,13 @@ def test_imports_are_not_taken_from_a_response_s_time(monkeypatch: pytest.Monkey
     assert "reasoning_gym" in sys.modules
 
 
+def test_signed_sums_import_nothing_of_reasoning_gym(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr("dapo.rewards.judges.warm_up", lambda: imported.append("reasoning_gym"))
+    make(Reward(kind="task"), tasks=["signed_sum"])
+    assert not imported
+
+
 def test_what_a_function_may_return(make: Any) -> None:
     scorer = make(Reward(kind="function", function=OBEY))
     scores = score_all(scorer, ["one", "true", "half", "numpy", "dict"])

@@ -55,8 +55,9 @@ def test_many_questions_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None
     try:
         scorer.start()
         assert scorer._pool is not None
-        sizes, send = [], scorer._pool._send
-        monkeypatch.setattr(scorer._pool, "_send", lambda to, body: sizes.append(len(body[0])) or send(to, body))
+        sizes, (process,) = [], scorer._pool._workers
+        send = process.send
+        monkeypatch.setattr(process, "send", lambda body: sizes.append(len(body[0])) or send(body))
         scores = score_all(scorer, [f"={n}" for n in range(40)])
     finally:
         scorer.close()

@@ -55,14 +55,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("order", "reason"),
     [
-        ("huge header", "crash: something that is no verdict came from the worker (a message of 2147483648 bytes"),
+        ("huge header", "crash: something that is no answer came from the worker (a message of 2147483648 bytes"),
         ("half a message", "timeout"),
-        ("evil pickle", "crash: something that is no verdict came from the worker (1 faults in a message"),
-        ("not json", "crash: something that is no verdict"),
-        ("brackets", "crash: something that is no verdict"),
-        ("other item", "crash: something that is no verdict came from the worker (a message that is not due: done"),
-        ("no failure", "crash: something that is no verdict came from the worker (a message that is not due: failed"),
-        ("flood", "crash: something that is no verdict"),
+        ("evil pickle", "crash: something that is no answer came from the worker (1 faults in a message"),
+        ("not json", "crash: something that is no answer"),
+        ("brackets", "crash: something that is no answer"),
+        ("other item", "crash: something that is no answer came from the worker (a message that is not due: done"),
+        ("no failure", "crash: something that is no answer came from the worker (a message that is not due: failed"),
+        ("flood", "crash: something that is no answer"),
     ],
 )
 def test_writing_to_the_connection_loses_one_verdict(make: Any, order: str, reason: str) -> None:
@@ -106,6 +106,7 @@ def test_a_worker_waits_for_the_rest_of_a_batch_while_the_driver_is_away(make: A
     assert select.select([], [worker.process.connection], [], 120)[1]  # the worker has read what there was
     away = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000)
     monkeypatch.setattr("dapo.rewards.pool.time", away)
+    monkeypatch.setattr("dapo.rewards.guarded_workers.time", away)
     while len(found) < 4:
         found += scorer.poll(120)
     assert [(score.reason, score.reward) for _, score in found] == [(None, 0.5)] * 4
@@ -315,7 +316,7 @@ def test_elsewhere_a_worker_dies_with_its_guard(make: Any, elsewhere: None) -> N
 
 
 def test_output_stops_at_its_limit(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dapo.rewards.pool.OutputFile", lambda path: OutputFile(path, limit=1 << 20))
+    monkeypatch.setattr("dapo.rewards.guarded_workers.OutputFile", lambda path: OutputFile(path, limit=1 << 20))
     scorer = make(output=tmp_path / "rewards.txt")  # "noisy" prints 2 MB
     assert [s.reward for s in score_all(scorer, ["noisy", "one", "noisy"])] == [1, 1, 1]
     scorer.close()

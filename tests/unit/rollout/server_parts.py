@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +11,15 @@ import torch
 from stand_in_server import StandIn
 from tickets import in_folder
 
-from dapo.rollout.vllm_route import WeightsFolder
 from dapo.rollout.vllm_server import ServerEngine
 from dapo.types.enums import FinishReason
+
+_published = tempfile.TemporaryDirectory(prefix="dapo-test-weights-")  # until the tests end
 
 
 def load(engine, version, value, **options):
     """Publish ``value`` as a learner does, and load it."""
-    engine.load(in_folder(version, {"value": torch.tensor(float(value))}, engine._folder), **options)
+    engine.load(in_folder(version, {"value": torch.tensor(float(value))}, _published.name), **options)
 
 
 @contextmanager
@@ -33,14 +35,13 @@ def building(tmp_path) -> Iterator:
         longest=60,
         vocabulary=40,
         api_key=None,
-        own_folder=False,
         strings=None,
         **options,
     ):
         server = StandIn(**options)
         made.append(server)
         engine = ServerEngine(
-            server.address, WeightsFolder(tmp_path / "weights", own_folder),
+            server.address, "runs/one",
             vocabulary=vocabulary, longest=longest, slots=slots,
             patience=patience, heartbeat=heartbeat, api_key=api_key, strings=strings,
         )  # fmt: skip

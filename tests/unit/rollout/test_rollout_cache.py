@@ -139,3 +139,37 @@ def test_wiped_slots_leave_nothing_behind():
 def test_bytes_per_token():
     assert SHAPE.bytes_per_token == 2 * 2 * 2 * 4 * 4
     assert pytest.approx(CacheShape(24, 2, 64, torch.bfloat16, torch.device("cpu")).bytes_per_token) == 12288
+
+
+def test_a_cpus_cache_is_bounded_by_the_longest_response_and_copies_nothing_while_rows_grow():
+    cache = SlotCache(SHAPE, seats=4, longest=136)
+    generator = torch.Generator().manual_seed(0)
+    reference = _Reference()
+    _insert(cache, reference, [0, 1, 2, 3], [5, 6, 7, 120], generator)
+    batch = cache.layout()
+    assert [pool.limit for pool in cache.pools] == [FIRST_COLUMNS, 136]
+    addresses = [pool.kv.data_ptr() for pool in cache.pools]
+    for _ in range(15):
+        if batch.full:
+            batch = cache.layout()
+        _step(cache, reference, batch, generator)
+    assert [pool.kv.data_ptr() for pool in cache.pools] == addresses
+    assert sum(pool.held for pool in cache.pools) <= 4 * (FIRST_COLUMNS + 136) * (SHAPE.bytes_per_token + 4)
+
+
+def test_medium_products_leave_the_attention_of_float32_exact():
+    """Each query's own product is float32's whatever the recipe says of matrix products."""
+    before = torch.get_float32_matmul_precision()
+    generator = torch.Generator().manual_seed(0)
+    cache, reference = SlotCache(SHAPE, seats=2), _Reference()
+    _insert(cache, reference, [0, 1], [9, 3], generator)
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with pytest.MonkeyPatch.context() as patch:
+            seen, real = [], torch.bmm
+            patch.setattr(torch, "bmm", lambda *a: (seen.append(torch.get_float32_matmul_precision()), real(*a))[1])
+            cache.layout().attend(0, torch.randn(2, 6, 4), torch.randn(2, 4, 4))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(seen) == {"highest"}

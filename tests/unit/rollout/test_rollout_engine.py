@@ -11,13 +11,14 @@ import torch
 from tickets import in_folder, to_model, to_tensors
 
 from dapo.errors import EngineError
-from dapo.models.weights import model_tensors, offered
+from dapo.models.weights import model_tensors
 from dapo.rollout import decoders, fused
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.sampling import truncate
 from dapo.types.batch import Partial, Ticket
 from dapo.types.enums import FinishReason
+from dapo.weights.shared import offered
 
 ARCHITECTURES = [
     ("llama", {}),

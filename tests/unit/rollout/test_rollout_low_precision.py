@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -42,7 +44,11 @@ def test_large_scores_are_no_reason_to_refuse_a_bfloat16_model(offset, kind):
 
 @pytest.mark.parametrize("kind", [FusedDecoder, GenericDecoder])
 def test_scores_rounded_to_bfloat16_are_one(offset, kind, monkeypatch):
-    monkeypatch.setattr(cache, "float32_product", lambda a, b: (a @ b).float())
+    def rounded(query, keys, values, *, attn_mask, scale):
+        scores = (query @ keys.transpose(2, 3)).float() + attn_mask
+        return scores.softmax(-1).to(values.dtype) @ values
+
+    monkeypatch.setattr(cache, "F", SimpleNamespace(scaled_dot_product_attention=rounded))
     assert "differ" in decoders.difference(offset, kind(offset))
 
 

@@ -255,7 +255,7 @@ def test_engines_hear_which_slots_to_let_go(how, lockstep):
         pool.submit([request(g, 7, 3) for g in range(40, 46)])  # told with the next turn
         drain(pool)
     assert not any(engine.kept for engine in engines)
-    assert not any(member.kept or member.dropped or member.journal for member in pool._processes.members)
+    assert not any(one.work.kept or one.work.dropped or one.work.journal for one in pool._processes.members)
 
 
 def test_what_an_engine_kept_when_it_was_lost_goes_on_elsewhere():

@@ -16,6 +16,8 @@ from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.pool import EnginePool
 from dapo.types.batch import Ticket
+from dapo.weights.exchange import WeightExchange
+from dapo.weights.folder import PassingRoute
 
 
 class Present(NumberEngine):
@@ -29,33 +31,38 @@ class Present(NumberEngine):
         super().load(ticket, in_flight)
 
 
-class Learner:
-    """Who publishes."""
+class Learner(PassingRoute):
+    """Who publishes, and its route."""
 
-    def __init__(self, pool):
-        self.present = pool.weights_from(self)
-        self.version, self.busy, self.said = None, False, []
+    name = "broadcast"
+
+    def __init__(self):
+        self.version, self.said = None, []
         self.looks, self.lost = 0, False
+        self.fails = False
         Present.open.clear()
+        self.exchange = WeightExchange(self)
+        self.exchange.open(object(), WEIGHTS)  # processes that nobody asks
 
     def publish(self, version, *, fails=False):
-        self.version, self.busy = version, False
-        self.said.append(("publish", version, self.present()))
-        ticket = Ticket(version, "broadcast", f"broadcast {version}", WEIGHTS)
-        if not fails:
-            Present.open.add(ticket.address)
-        return ticket
+        self.version, self.fails = version, fails
+        return self.exchange.publish(version)
 
     def learn(self):
         """The weights move, and what was on its way has arrived."""
-        self.busy = True
+        self.exchange.moved()
         Present.open.clear()
 
-    def again(self):
-        self.said.append(("again", self.version))
-        if self.lost:
-            raise LearnerLost("rank-0 was killed")
-        return None if self.busy else lasting(self.version)
+    @property
+    def lasting(self):
+        return Lasting(self)
+
+    def send(self, workers, names, version, readers=()):
+        self.said.append(("publish", version, list(readers)))
+        ticket = Ticket(version, "broadcast", f"broadcast {version}", WEIGHTS)
+        if not self.fails:
+            Present.open.add(ticket.address)
+        return ticket
 
     def call_off(self):
         self.said.append(("off", self.version))
@@ -63,12 +70,33 @@ class Learner:
     def look(self):
         self.looks += 1
 
+    @staticmethod
+    def part(source, *args):
+        raise AssertionError("there are no processes")
+
+    @staticmethod
+    def receive(ticket, device):
+        raise AssertionError("engines take numbers")
+
+
+class Lasting(Learner):
+    """By which engines get the weights that were not there."""
+
+    def __init__(self, learner):
+        self.learner = learner
+
+    def send(self, workers, names, version, readers=()):
+        self.learner.said.append(("again", version))
+        if self.learner.lost:
+            raise LearnerLost("rank-0 was killed")
+        return lasting(version)
+
 
 def scene(*, fault=lambda name, method: None, lockstep=False, engines=2):
-    transport = FaultyTransport(lambda name, method: None)
+    transport, learner = FaultyTransport(lambda name, method: None), Learner()
     specs = [HostSpec(f"engine-{n}", EngineHost, (Present, 3)) for n in range(engines)]
-    pool = EnginePool(transport, specs, GATE, turn_steps=4, lockstep=lockstep, now=transport.watch)
-    learner = Learner(pool)
+    options = {"turn_steps": 4, "lockstep": lockstep, "now": transport.watch, "exchange": learner.exchange}
+    pool = EnginePool(transport, specs, GATE, **options)
     pool.load(learner.publish(1))
     Present.open.clear()
     transport.fault = fault
@@ -93,7 +121,7 @@ def test_while_the_learner_works_it_waits_for_the_next_ones():
     learner.learn()
     pool.submit(work())
     check_whole(work(), [*drain(pool).values()])
-    while pool._processes._starting[1].opening:
+    while pool._processes._starting[1].opening.calls:
         pool._hear()
     assert pool.members() == [0]
     pool.load(learner.publish(2), "keep")
@@ -109,7 +137,7 @@ def test_where_all_wait_work_waits_too_unless_nobody_will_publish():
     learner.learn()
     pool.submit([request(0)])
     assert pool.poll(0.0) == []
-    while pool._processes._starting[0].opening:
+    while pool._processes._starting[0].opening.calls:
         pool._hear()
     assert pool.poll(0.0) == []
     with pytest.raises(EngineError, match=r"every engine of the pool was lost.*broadcast.*weight_transfer=folder"):

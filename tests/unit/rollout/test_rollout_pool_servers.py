@@ -18,7 +18,6 @@ from dapo.rollout.factory import EngineSpec, ServerAccess, engine_host
 from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
-from dapo.rollout.vllm_route import WeightsFolder
 from dapo.types.batch import Key, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
@@ -51,7 +50,7 @@ def make_pool(servers, tmp_path):
                         facts,
                         60,
                         slots=n,
-                        server=ServerAccess(server.address, WeightsFolder(tmp_path / "weights", deletes=False)),
+                        server=ServerAccess(server.address, "runs/mine"),
                     ),
                 ),
             )

@@ -7,7 +7,6 @@ from server_parts import building, drain, finish_under, load, requests, wait_for
 from stand_in_server import LOADED_AT_START
 
 from dapo.errors import EngineError
-from dapo.rollout.vllm_route import WeightsFolder
 from dapo.rollout.vllm_server import ServerEngine
 from dapo.types.enums import FinishReason
 
@@ -171,7 +170,7 @@ def test_a_slow_server_is_slow_and_nothing_else(make, help):
 def test_two_trainers_on_a_server_that_keeps_no_claims(make, help, tmp_path, caplog):
     """Without the extension the second one takes it over, and says so; the first sees whose the tokens are."""
     server, one = make(extension=False)
-    two = ServerEngine(server.address, WeightsFolder(tmp_path / "two"), vocabulary=40, longest=60, patience=120.0)
+    two = ServerEngine(server.address, "runs/two", vocabulary=40, longest=60, patience=120.0)
     assert "holds weights of another trainer" in caplog.text
     load(two, 1, 7)
     one.submit(requests(help, 1))

@@ -13,7 +13,6 @@ from stand_in_server import StandIn
 from dapo.errors import EngineError
 from dapo.models.checksum import checksum
 from dapo.rollout.requests import Queue
-from dapo.rollout.vllm_route import WeightsFolder
 from dapo.rollout.vllm_server import ServerEngine
 
 pytest.importorskip("aiohttp")
@@ -87,11 +86,11 @@ def test_an_answer_larger_than_any_is_not_read_to_its_end(make, help, monkeypatc
 def test_an_address_with_a_password_is_refused_and_not_repeated(tmp_path):
     for address in ("http://user:s3cret@127.0.0.1:9", "http://s3cret@127.0.0.1:9", "ftp://me:s3cret@127.0.0.1"):
         with pytest.raises(EngineError, match=r"127\.0\.0\.1.*api_key_variable") as caught:
-            ServerEngine(address, WeightsFolder(tmp_path), vocabulary=40, longest=60)
+            ServerEngine(address, "runs/one", vocabulary=40, longest=60)
         assert "s3cret" not in str(caught.value)
     for address in ("http://[::1", "http://127.0.0.1:99999", "http://"):
         with pytest.raises(EngineError, match="expected something like"):
-            ServerEngine(address, WeightsFolder(tmp_path), vocabulary=40, longest=60)
+            ServerEngine(address, "runs/one", vocabulary=40, longest=60)
 
 
 # ---------------------------------------------------------------------- another model
@@ -112,7 +111,7 @@ def test_another_model_is_refused_before_a_token_is_sent(tmp_path, other, says):
     server = StandIn(config=MODEL | other)
     try:
         with pytest.raises(EngineError, match=rf"another model than this run: .*{says}.*model\.path"):
-            ServerEngine(server.address, WeightsFolder(tmp_path), vocabulary=40, longest=60, config=MODEL)
+            ServerEngine(server.address, "runs/one", vocabulary=40, longest=60, config=MODEL)
         assert server.routes["/inference/v1/generate"] == 0
     finally:
         server.kill()
@@ -120,9 +119,7 @@ def test_another_model_is_refused_before_a_token_is_sent(tmp_path, other, says):
 
 def test_what_differs_by_version_or_use_is_no_other_model(tmp_path):
     server = StandIn(config=MODEL | {"transformers_version": "5.0", "dtype": "bfloat16", "use_cache": False})
-    engine = ServerEngine(
-        server.address, WeightsFolder(tmp_path), vocabulary=40, longest=60, config=MODEL | {"dtype": "float32"}
-    )
+    engine = ServerEngine(server.address, "runs/one", vocabulary=40, longest=60, config=MODEL | {"dtype": "float32"})
     engine.close()
     server.kill()
 
@@ -137,7 +134,7 @@ def test_a_server_that_dies_of_the_last_token_is_told_as_one_with_fewer(tmp_path
     server = Dying(extension=False)
     try:
         with pytest.raises(EngineError, match=r"sent token 39.*vocabulary of 40: 500: EngineCore died.*model\.path"):
-            ServerEngine(server.address, WeightsFolder(tmp_path), vocabulary=40, longest=60)
+            ServerEngine(server.address, "runs/one", vocabulary=40, longest=60)
     finally:
         server.kill()
 
@@ -169,14 +166,14 @@ def test_no_checksums_without_the_extension_or_of_a_server_started_again(make):
 def test_a_second_trainer_is_refused_and_the_first_goes_on(make, help, tmp_path):
     server, one = make(heartbeat=0.05)
     with pytest.raises(EngineError) as caught:
-        ServerEngine(server.address, WeightsFolder(tmp_path / "two"), vocabulary=40, longest=60, patience=120.0)
+        ServerEngine(server.address, "runs/two", vocabulary=40, longest=60, patience=120.0)
     said = str(caught.value)
-    for part in (str(tmp_path / "weights"), "process", "two trainers", "a server of its own"):
+    for part in ("runs/one", "process", "two trainers", "a server of its own"):
         assert part in said
     one.submit(requests(help, 1))
     finish_under(drain(one, 2), 1, 1)
     one.close()  # and with it the claim
-    ServerEngine(server.address, WeightsFolder(tmp_path / "two"), vocabulary=40, longest=60).close()
+    ServerEngine(server.address, "runs/two", vocabulary=40, longest=60).close()
 
 
 def test_the_claim_of_a_dead_process_is_taken_at_once_and_of_one_elsewhere_when_it_ends(make, tmp_path, monkeypatch):
@@ -188,7 +185,7 @@ def test_the_claim_of_a_dead_process_is_taken_at_once_and_of_one_elsewhere_when_
     monkeypatch.setattr(vllm_lease, "_process_space", lambda: "here")
     for space, seconds in (("here", 3600.0), ("elsewhere", 0.2)):
         server.worker.claim_server("dapo-dead", dead | {"space": space}, seconds)
-        ServerEngine(server.address, WeightsFolder(tmp_path / "two"), vocabulary=40, longest=60).close()
+        ServerEngine(server.address, "runs/two", vocabulary=40, longest=60).close()
 
 
 def test_a_trainer_whose_claim_was_taken_is_told_by_whom(make, help):

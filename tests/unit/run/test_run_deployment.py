@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
 from dapo.rollout.factory import EngineSpec, ServerAccess
-from dapo.rollout.vllm_route import WeightsFolder
 from dapo.run.deployment import deployment_of
 
 SMALL = {
@@ -116,7 +114,7 @@ def test_the_check_prints_learner_engine_weights_and_order():
 
 
 def test_a_specification_travels_and_keeps_the_servers_key_to_itself():
-    server = ServerAccess("http://a:1", WeightsFolder(Path("/somewhere")), "a secret")
+    server = ServerAccess("http://a:1", "runs/mine", "a secret")
     spec = EngineSpec(schema.Rollout(engine="vllm_server"), schema.Model(path="m"), None, 64, server=server)
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert "a secret" not in repr(spec)

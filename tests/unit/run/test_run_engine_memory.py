@@ -69,4 +69,4 @@ def test_the_embedded_engine_hears_of_both(monkeypatch, training):
     engines.start_engine(low, deployment_of(low), context, training=training)
     reserve = 12 * N if training else 0
     memory = {"slots": None, "longest": 99, "reserve": reserve, "shares_weights": True, "cuda_graphs": None}
-    assert told == memory | {"recompute_cache": True, "record_routes": False}
+    assert told == memory | {"recompute_cache": True, "record_routes": False, "keeps": False}

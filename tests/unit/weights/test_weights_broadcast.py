@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dapo.errors import EngineError
-from dapo.models.broadcast import Broadcaster, call_off, send_home
 from dapo.models.rendezvous import LOOPBACK, serve
-from dapo.types.batch import BroadcastGroup, Ticket
+from dapo.types.batch import Ticket
+from dapo.weights.broadcast import Broadcaster, BroadcastGroup, call_off, send_home
 
 CPU = torch.device("cpu")
 PATIENCE = 120.0
@@ -50,7 +50,7 @@ def group(served, request):
 
 
 def ticket(members):
-    return Ticket(members.number, "broadcast", members.key, (), group=members)
+    return Ticket(members.number, "broadcast", members.key, (), members)
 
 
 def take(end, members, into=None):

@@ -8,7 +8,8 @@ from contextlib import suppress
 import torch
 from between import between_its_calls
 
-from dapo.models.weights import WeightFolder, read_shapes, write_part
+from dapo.models.weights import read_shapes, write_part
+from dapo.weights.sets import WeightSets
 
 
 def test_whenever_another_trainer_removes_the_folder_a_set_is_written(tmp_path, monkeypatch):
@@ -19,7 +20,7 @@ def test_whenever_another_trainer_removes_the_folder_a_set_is_written(tmp_path, 
         return (tmp_path / str(next(numbers)) / "weights",)
 
     def writes(shared):
-        folder = WeightFolder(shared).new(1)
+        folder = WeightSets(shared).new(1)
         write_part(folder, 0, 1, {"w": torch.ones(2)})
         return folder
 

@@ -1,8 +1,8 @@
-"""Weights through a process group of the learner's first process and the engines': NCCL between devices, else gloo.
+"""Route ``broadcast``: a process group of the learner's first process and the engines, over NCCL or gloo.
 
 Each publish has keys of its own in a store that the driver keeps. Receivers say that they are there, the sender waits
-for all of them and says what will come, and then each tensor is broadcast. Where one of them is gone the publish is
-called off, and no process waits for a peer that will not come. The group itself stays as long as its members do.
+for all of them and says what will come, and then each tensor is broadcast. If one of them is gone, the publish is
+called off, so no process waits for a peer that will not come. The group itself stays as long as its members do.
 """
 
 from __future__ import annotations
@@ -10,22 +10,106 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dapo.errors import EngineError
+from dapo.errors import DapoError, EngineError
 from dapo.models.adapter import Published
-from dapo.models.rendezvous import find
-from dapo.types.batch import BroadcastGroup, Ticket
+from dapo.models.rendezvous import find, serve
+from dapo.types.batch import Route, Ticket
+from dapo.types.protocols import Handle
+from dapo.weights.folder import PassingRoute
+from dapo.weights.route import Readers, Senders, Source
+from dapo.weights.sets import WeightSets
 
 log = logging.getLogger(__name__)
 
 _CALLED_OFF = b"no"
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastGroup:
+    """Meeting point of the sender and the receivers of a broadcast: a store that the driver keeps.
+
+    >>> BroadcastGroup("store://node-1:4711/run", "dapo-weights-1f", number=5, receivers=2, seconds=600.0).key
+    'dapo-weights-1f/5'
+    """
+
+    address: str  # of that store; see ``dapo.models.rendezvous``
+    name: str  # of these very processes, in their present incarnations
+    number: int  # of the publish
+    receivers: int
+    seconds: float  # that one waits for the others
+
+    @property
+    def key(self) -> str:
+        """Return a key unlike that of any other publish."""
+        return f"{self.name}/{self.number}"
+
+
+class Broadcast(PassingRoute):
+    """Weights by collective operations, to all engines at once. An engine that comes later gets them by ``folder``."""
+
+    name: ClassVar[Route] = "broadcast"
+
+    def __init__(self, sets: WeightSets | None, host: str, seconds: float) -> None:
+        super().__init__(sets, host, seconds)
+        self._seconds = seconds
+        self._store, self._address = serve(host)
+        self._sending: Handle[bool] | None = None
+        self._group: BroadcastGroup | None = None
+        self._readers: Readers = ()
+        self._publishes = 0
+
+    def send(self, workers: Senders, names: tuple[str, ...], version: int, readers: Readers = ()) -> Ticket:
+        workers.ask("give_back")  # the engines wake while the broadcast goes on
+        self._publishes += 1
+        group = self._group
+        if group is None or readers != self._readers:
+            name = f"dapo-weights-{secrets.token_hex(4)}"
+            group = BroadcastGroup(self._address, name, 0, len(readers), self._seconds)
+        self._readers = readers
+        self._group = replace(group, number=self._publishes)
+        self._sending = workers.each("send", [(self.name, self._group)] * workers.ranks, all)
+        return Ticket(version, self.name, self._group.key, names, self._group)
+
+    @staticmethod
+    def part(source: Source, *args: Any) -> bool:
+        """Send from rank 0; return whether all receivers took part, as far as this process knows."""
+        (group,) = args
+        if source.rank == 0:
+            return HERE.send(group, source.tensors(), source.dtype)
+        HERE.attend(source.tensors(), source.dtype)
+        return True
+
+    @staticmethod
+    def receive(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        return HERE.receive(ticket, device)
+
+    def settle(self) -> bool:
+        sending, self._sending = self._sending, None
+        reached = sending is None or sending.result()
+        if not reached:
+            self._group = None  # those that are left form a group of their own
+        return reached
+
+    def call_off(self) -> None:
+        if self._sending is not None and self._group is not None:
+            call_off(self._store, self._group)
+
+    def look(self) -> None:
+        if self._sending is not None and self._group is not None and self._sending.done():
+            try:
+                self._sending.result()
+            except DapoError:  # raised anew by whatever is asked next
+                send_home(self._store, self._group)
 
 
 class Broadcaster:
@@ -72,13 +156,12 @@ class Broadcaster:
             whole(tensor, dtype)
 
     def receive(self, ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of a ticket in order, on ``device`` if they come by NCCL. Read them to the end.
+        """Return the tensors of a ticket, one after another, on ``device`` if they come by NCCL. All have to be taken.
 
         Raises:
             EngineError: the publish was called off, or ended in the middle: what came is not whole.
         """
-        members = ticket.group
-        assert members is not None
+        members: BroadcastGroup = ticket.cargo
         try:
             store = _store(members)
             number = store.add(f"{members.key}/count", 1)
@@ -96,14 +179,13 @@ class Broadcaster:
         return self._received(ticket, store, backend, layout, device)
 
     def leave(self) -> None:
-        """Leave the group, if there is one, and inform the others."""
+        """Leave the group, if there is one; the others hear of it."""
         self._group, self._name = None, ""
 
     def _received(
         self, ticket: Ticket, store: Any, backend: str, layout: list[Any], device: torch.device
     ) -> Iterator[tuple[str, Tensor]]:
-        members = ticket.group
-        assert members is not None
+        members: BroadcastGroup = ticket.cargo
         taken = False
         try:
             if self._name != members.name:
@@ -120,7 +202,7 @@ class Broadcaster:
                 self.leave()
 
     def _opened(self, members: BroadcastGroup, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
-        """Return the group once all members are there; None if they will not come."""
+        """Return the group once all are there; None: they will not come."""
         store = _store(members)
         device = _like(tensors, next(iter(tensors))).device
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -159,8 +241,7 @@ HERE = Broadcaster()
 
 
 def call_off(store: Any, members: BroadcastGroup) -> None:
-    """Cancel a publish on the driver's side, so that engines stop waiting for it. A transfer that has begun is not
-    affected."""
+    """Release, by the driver, the processes that wait for this publish. Without effect on one that is under way."""
     store.set(f"{members.key}/off", b"")
     for number in range(members.receivers):
         store.set(f"{members.key}/here/{number + 1}", b"")
@@ -183,13 +264,12 @@ def _layout(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:
 
 
 def _like(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return a tensor of that type and shape. The named one may be merged, by all ranks of a learner together."""
+    """Return a tensor of that type and shape. The one asked for may be merged, by all ranks of a learner together."""
     return tensors.like(name) if isinstance(tensors, Published) else tensors[name]
 
 
 def whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor as it leaves its process: gathered, contiguous, and in ``dtype`` if it holds floating-point
-    numbers."""
+    """Return a tensor as it leaves its process: gathered, contiguous, in ``dtype`` if it has floating-point numbers."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     full = full.detach()
     full = full.to(dtype) if full.is_floating_point() else full
@@ -199,7 +279,7 @@ def whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return the same memory as bytes, which every backend takes."""
+    """Return the same memory, as every backend takes it."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

@@ -1,0 +1,194 @@
+"""Agents that behave, and agents that do not; they speak plain HTTP. Each returns what it saw as a score."""
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from urllib.parse import urlparse
+
+SEEN = []  # keys of earlier episodes in this process
+
+
+def post(base_url, api_key, messages, path="/chat/completions", **more):
+    """Return the status and the body of an answer."""
+    body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
+    head = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{base_url}{path}", body, head), timeout=60) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def ask(base_url, api_key, messages, **more):
+    status, body = post(base_url, api_key, messages, **more)
+    assert status == 200, body
+    return json.loads(body)["choices"][0]["message"]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def chain(prompt, *, base_url, api_key, rounds=3):
+    """A conversation that grows."""
+    messages = [user("w5 w6")]
+    for number in range(rounds):
+        messages += [ask(base_url, api_key, messages), user(f"w{7 + number} w9")]
+    return 1.0
+
+
+async def waits(prompt, *, base_url, api_key, rounds=3):
+    """As ``chain``, without a thread of its own."""
+    messages = [user("w5 w6")]
+    for number in range(rounds):
+        said = await asyncio.to_thread(ask, base_url, api_key, messages)
+        messages += [said, user(f"w{7 + number} w9")]
+    return {"accuracy": 1.0}
+
+
+def others(prompt, *, base_url, api_key):
+    """Goes on, forgets its last exchange, and at last asks something else."""
+    first = [user("w5 w6")]
+    second = [*first, ask(base_url, api_key, first), user("w9")]
+    third = [*second, ask(base_url, api_key, second), user("w10")]
+    ask(base_url, api_key, [*second[:2], user("w11")])  # another answer to the first turn
+    ask(base_url, api_key, third)  # back to the longest conversation
+    ask(base_url, api_key, [user("w12 w13")])
+    return 1.0
+
+
+def repeats(prompt, *, base_url, api_key):
+    """Asks the same twice."""
+    for _ in range(2):
+        ask(base_url, api_key, [user("w5 w6")])
+    return 1.0
+
+
+def hangs_up(prompt, *, base_url, api_key):
+    """Leaves before the answer comes, and asks the same again; later it leaves for good."""
+    where = urlparse(base_url)
+    body = json.dumps({"messages": [user("w5 w6")]}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {api_key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    for _ in range(3):
+        with socket.create_connection((where.hostname, where.port)) as connection:
+            connection.sendall(head.encode() + body)
+    said = ask(base_url, api_key, [user("w5 w6")])
+    ask(base_url, api_key, [user("w5 w6"), said, user("w9")])
+    with socket.create_connection((where.hostname, where.port)) as connection:
+        connection.sendall(head.encode() + body)
+    return 1.0
+
+
+def wrong_keys(prompt, *, base_url, api_key):
+    """No key, a key of nobody, a key of an episode that is over."""
+    own = ask(base_url, api_key, [user("w5 w6")])
+    codes = [post(base_url, key, [user("w5 w6")])[0] for key in ("", "nobody", api_key[:-1], *SEEN)]
+    SEEN.append(api_key)
+    return float(set(codes) == {401} and own["role"] == "assistant")
+
+
+def parallel(prompt, *, base_url, api_key):
+    """Asks with two clients at once."""
+    found = []
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(ask(base_url, api_key, [user(f"w{n}")]))) for n in (5, 6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return float(len(found) == 2)
+
+
+def goes_on(prompt, *, base_url, api_key):
+    """Asks until it is refused, and returns how that was said."""
+    messages = [user("w5 w6")]
+    while True:
+        status, body = post(base_url, api_key, messages)
+        if status != 200:
+            said = json.loads(body)["error"]
+            return 0.25 if status == 400 and said["code"] == "episode_over" and "max_turns" in said["message"] else 0.0
+        messages += [json.loads(body)["choices"][0]["message"], user("w9")]
+
+
+def refused(prompt, *, base_url, api_key):
+    """Asks for what no run does; each refusal names it."""
+    wrong = {
+        "temperature": 0.5, "n": 2, "logprobs": True, "stop": ["x"], "seed": 3, "response_format": {"type": "json"},
+        "tools": [{"type": "function", "function": {"name": "add"}}], "max_tokens": 0, "top_p": 0.9,
+    }  # fmt: skip
+    fine = True
+    for name, value in wrong.items():
+        status, body = post(base_url, api_key, [user("w5")], **{name: value})
+        fine = fine and status == 400 and (name in body.decode() or name in ("max_tokens", "tools"))
+    for messages in (
+        [],
+        "text",
+        [{"role": "robot", "content": "x"}],
+        [{"role": "user", "content": [{"type": "image"}]}],
+    ):
+        fine = fine and post(base_url, api_key, messages)[0] == 400
+    fine = fine and post(base_url, api_key, [user("w5")], path="/completions")[0] == 404
+    where = urlparse(base_url)
+    for head in (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 9000, b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n"):
+        with socket.create_connection((where.hostname, where.port)) as connection:
+            connection.sendall(head)
+            fine = fine and connection.recv(100).startswith((b"HTTP/1.1 431", b"HTTP/1.1 413"))
+    ask(base_url, api_key, [user("w5 w6")], temperature=None, n=1, max_completion_tokens=2)
+    return float(fine)
+
+
+def streams(prompt, *, base_url, api_key):
+    """Reads a stream, and goes on with what it read."""
+    status, body = post(base_url, api_key, [user("w5 w6")], stream=True)
+    events = [line.removeprefix("data: ") for line in body.decode().split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    text = "".join(json.loads(each)["choices"][0]["delta"].get("content", "") for each in events)
+    ask(base_url, api_key, [user("w5 w6"), {"role": "assistant", "content": text}, user("w9")])
+    return float(status == 200 and "finish_reason" in events[-1])
+
+
+def keeps_connection(prompt, *, base_url, api_key):
+    """Asks twice over one connection."""
+    where = urlparse(base_url)
+    connection = http.client.HTTPConnection(where.hostname, where.port)
+    for text in ("w5", "w6"):
+        body = json.dumps({"messages": [user(text)]})
+        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {api_key}"})
+        assert connection.getresponse().read()
+    connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {api_key}"})
+    return float(json.loads(connection.getresponse().read())["data"][0]["id"] == "policy")
+
+
+def raises(prompt, *, base_url, api_key):
+    ask(base_url, api_key, [user("w5 w6")])
+    raise ValueError("bad tool")
+
+
+def sleeps(prompt, *, base_url, api_key):
+    ask(base_url, api_key, [user("w5 w6")])
+    time.sleep(3600)
+
+
+def never_asks(prompt, *, base_url, api_key):
+    return 1.0
+
+
+def returns_text(prompt, *, base_url, api_key):
+    ask(base_url, api_key, [user("w5 w6")])
+    return "well done"
+
+
+def moody(prompt, *, base_url, api_key):
+    """Asks something else each time it is played."""
+    messages = [user(f"w{5 + time.time_ns() % 20} w6")]
+    for _ in range(3):
+        messages += [ask(base_url, api_key, messages), user("w9")]
+    return 1.0

@@ -1,0 +1,227 @@
+"""Agents over the endpoint, in the mailbox: which rows they make, and what bad ones cost."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from number_engine import NumberEngine, Numbers, ticket
+from players import FreshWordSpeech, WordSpeech
+
+from dapo.environments.pool import EnvironmentPool
+from dapo.environments.worker import Load
+from dapo.errors import RecipeError
+from dapo.loop.sampling.episodes import Episodes, Limits
+from dapo.loop.sampling.groups import load_partial, partial_state
+from dapo.loop.sampling.rollouts import Rollouts, Texts
+from dapo.types.batch import MODEL, Key, Prompt, SampleRequest, SamplingParams
+from dapo.types.enums import FinishReason
+from dapo.types.parts import parts_of
+
+PROMPT = Prompt("id", "w5 w6", np.array([5, 6]), "problem", "7", "source")
+STOPS = (7, 11, 20, 31)
+PROGRAM = """
+import json, os, sys, urllib.request
+record = json.load(sys.stdin)
+assert record["answer"] == "7"
+body = json.dumps({"messages": [{"role": "user", "content": "w5 w6"}]}).encode()
+head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+where = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(where, body, head)).read()
+print("some words")
+"""
+
+
+@pytest.fixture
+def mailbox():
+    pools = []
+
+    def make(agent, *, args=None, timeout=20.0, slots=8, speech=WordSpeech, lag=2, max_turns=8):
+        what = agent if isinstance(agent, tuple) else f"agents_for_tests:{agent}"
+        pool = EnvironmentPool(Load(None, args or {}, (), "none", timeout, 8, False, agent=what), memory_mib=2048)
+        pools.append(pool)
+        pool.start()
+        engine = NumberEngine(slots)
+        engine.load(ticket(3))
+        texts = Texts(lambda rows: [Numbers.decode(row.tolist()) for row in rows])
+        limits = Limits(max_turns=max_turns, max_turn_tokens=12, most_tokens=300)
+        return Rollouts(engine, None, texts, Episodes(pool, speech(), texts, limits, lag=lag, read_scores=["accuracy"]))
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def requests(count=4, prefixes=None):
+    sampling = SamplingParams(max_tokens=200, stop_token_ids=STOPS)
+    return [
+        SampleRequest(Key("train", n, 0), PROMPT.token_ids, sampling, 7 * n + 1, (prefixes or {}).get(n), priority=n)
+        for n in range(count)
+    ]
+
+
+def drain(subject, asked):
+    subject.submit(asked, lambda key: PROMPT)
+    found = {}
+    while len(found) < len(asked):
+        assert subject.pump(), "nothing is lost"
+        found |= {one.key.group: one for one in subject.ended("train")}
+    return found
+
+
+def played(mailbox, agent, count=4, **how):
+    """The responses of some episodes, none of which failed."""
+    found = drain(mailbox(agent, **how), requests(count))
+    for response in found.values():
+        assert response.reason is None
+        assert response.completion.ended == "done"
+        assert response.completion.scores == {"accuracy": 1.0}
+        assert response.new_tokens == response.completion.model_tokens
+    return [found[n].completion for n in sorted(found)]
+
+
+def shown(made):
+    """The rows of an episode as (prompt, tokens)."""
+    return [
+        (part.prompt_ids.tolist(), made.token_ids[part.first : part.stop].tolist()) for part in parts_of(made.turns)
+    ]
+
+
+@pytest.mark.parametrize("agent", ["chain", "waits"])
+def test_64_agents_at_once_whose_conversations_grow_make_one_row_each(mailbox, agent):
+    for made in played(mailbox, agent, count=64, slots=16):
+        ((prompt, tokens),) = shown(made)
+        own = [turn for turn in made.turns if turn.who == MODEL]
+        assert prompt == [5, 6]
+        assert len(own) == 3
+        replies = [made.token_ids[a.stop : b.first].tolist() for a, b in pairwise(own)]
+        assert replies == [[7, 9], [8, 9]]
+        assert tokens == made.token_ids.tolist()
+        assert made.generated.tolist() == [any(t.first <= n < t.stop for t in own) for n in range(len(made))]
+
+
+def test_a_history_that_no_row_continues_begins_a_row(mailbox):
+    """Its prompt has the tokens as they were sampled, where the conversation continues what was said."""
+    for made in played(mailbox, "others"):
+        one, two, three, four, five = (
+            made.token_ids[turn.first : turn.stop].tolist() for turn in made.turns if turn.who == MODEL
+        )
+        assert shown(made) == [
+            ([5, 6], [*one, 9, *two]),
+            ([5, 6, *words(one), 11], three),
+            ([5, 6, *one, 9, *two, 10], four),
+            ([12, 13], five),
+        ]
+
+
+def words(ids):
+    """What a conversation that is written afresh has of a turn: its text, without the stop token."""
+    return ids[:-1] if ids[-1] in STOPS else ids
+
+
+def test_rows_by_turn_begin_with_each_request(mailbox):
+    for made in played(mailbox, "chain", speech=FreshWordSpeech):
+        assert len(shown(made)) == 3
+
+
+def test_a_client_that_repeats_itself_gets_another_turn_in_a_row_of_its_own(mailbox):
+    for made in played(mailbox, "repeats"):
+        rows = shown(made)
+        assert [prompt for prompt, _ in rows] == [[5, 6], [5, 6]]
+
+
+def test_a_client_that_hangs_up_and_asks_again_gets_the_turn_that_was_made_for_it(mailbox):
+    for made in played(mailbox, "hangs_up"):
+        rows = shown(made)
+        assert len(rows) <= 4
+        assert any(len(tokens) > 2 and 9 in tokens for _, tokens in rows)
+
+
+@pytest.mark.parametrize("agent", ["wrong_keys", "parallel", "refused", "streams", "keeps_connection"])
+def test_clients_are_served_or_refused_with_a_reason(mailbox, agent):
+    played(mailbox, agent)
+
+
+def test_a_limit_of_turns_refuses_what_comes_and_takes_the_last_score(mailbox):
+    for response in drain(mailbox("goes_on", max_turns=3), requests()).values():
+        assert response.completion.ended == "turns"
+        assert response.completion.scores == {"accuracy": 0.25}
+        assert sum(turn.who == MODEL for turn in response.completion.turns) == 3
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason"),
+    [
+        ("raises", "exception: ValueError: bad tool"),
+        ("sleeps", "timeout: no answer within 0.5 s"),
+        ("never_asks", "reply: done, reward or facts before the model spoke"),
+        ("returns_text", "exception: TypeError: the agent returned str"),
+    ],
+)
+def test_an_agent_that_fails_costs_one_response(mailbox, agent, reason):
+    found = drain(mailbox(agent, timeout=0.5), requests())
+    for response in found.values():
+        assert response.completion.finish is FinishReason.FAILED
+        assert response.reason.startswith(f"environment: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("more", "scores", "reason"),
+    [
+        ("print(1)", {"accuracy": 1.0}, None),
+        ("print(json.dumps({'accuracy': 0.5}))", {"accuracy": 0.5}, None),
+        ("print('good')", {}, "exception: AgentFailed: the last line of"),
+        ("sys.exit('no luck')", {}, "exception: AgentFailed:"),
+    ],
+)
+def test_a_program_plays_too(mailbox, tmp_path, more, scores, reason):
+    (tmp_path / "agent.py").write_text(PROGRAM + more)
+    found = drain(mailbox((sys.executable, str(tmp_path / "agent.py"))), requests(2))
+    for response in found.values():
+        assert response.completion.scores == scores
+        assert (response.reason is None) if reason is None else response.reason.startswith(f"environment: {reason}")
+
+
+@pytest.mark.parametrize("agent", ["chain", "others"])
+def test_an_episode_taken_back_is_played_again_after_a_kill(mailbox, agent):
+    whole = {n: content(one) for n, one in drain(mailbox(agent), requests()).items()}
+    first = mailbox(agent)
+    first.submit(requests(), lambda key: PROMPT)
+    for _ in range(14):
+        first.pump(0.0)
+    found = {one.key.group: one for one in first.recall("train")}
+    parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items()}
+    assert any(part.turns for part in parts.values())
+    left = {n: part if len(part) else None for n, part in parts.items()}
+    rest = drain(mailbox(agent), requests(prefixes=left))
+    assert {n: content(one) for n, one in rest.items()} == whole
+
+
+def test_an_agent_that_asks_otherwise_when_it_is_played_again_is_left_unscored(mailbox):
+    first = mailbox("moody")
+    first.submit(requests(), lambda key: PROMPT)
+    while not any(len(one.partial.turns) > 2 for one in first.episodes._episodes.values()):
+        first.pump(0.0)
+    parts = {one.key.group: one.partial() for one in first.recall("train")}
+    left = {n: part if len(part) else None for n, part in parts.items()}
+    reasons = [one.reason or "" for one in drain(mailbox("moody"), requests(prefixes=left)).values()]
+    assert any(reason.startswith("environment: not repeatable: the agent's request") for reason in reasons)
+
+
+def content(response):
+    made = response.completion
+    turns = [(turn.first, turn.stop, turn.who, turn.text) for turn in made.turns]
+    return made.token_ids.tolist(), made.generated.tolist(), shown(made), turns, dict(made.scores)
+
+
+def test_a_function_that_takes_other_arguments_is_refused(mailbox):
+    with pytest.raises(RecipeError, match=r"agents_for_tests:chain is called as \(prompt, base_url"):
+        mailbox("chain", args={"rounds": 2, "speed": 1})
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
