@@ -1,5 +1,5 @@
 # `make quickstart` trains a small model for real; `make check` and `make test` are what a commit must pass.
-# `make test` leaves out what is marked slow, gpu, vllm, browser, cluster, slurm or trackers: each has a target of its own.
+# `make test` leaves out what is marked slow, gpu, vllm, browser, cluster, slurm, trackers or verifiers: each has a target of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -42,6 +42,14 @@ endif
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
+# verifiers brings 70 packages that nothing else here needs.
+.venv-verifiers/.installed: pyproject.toml constraints/verifiers.txt
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/pip install -q --disable-pip-version-check -c constraints/verifiers.txt torch==2.13.0
+	.venv-verifiers/bin/pip install -q --disable-pip-version-check -c constraints/verifiers.txt -e ".[verifiers,tasks]" \
+	  pytest pytest-timeout hypothesis jaxtyping beartype
+	@touch $@
+
 # The site has an environment of its own: what builds it is neither trained with nor tested with.
 .venv-site/.installed: constraints/site.lock
 	$(PYTHON) -m venv .venv-site
@@ -49,7 +57,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers quickstart gpu test test-slow test-browser test-trackers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart gpu test test-slow test-browser test-trackers test-verifiers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -61,6 +69,8 @@ setup-cluster: .venv/.installed
 setup-vllm: .venv-vllm/.installed ## install vLLM's CPU build into .venv-vllm
 
 setup-trackers: .venv-trackers/.installed
+
+setup-verifiers: .venv-verifiers/.installed
 
 quickstart: setup ## train a small model on a CPU, and show what it learned
 	$(BIN)/dapo train quickstart run.dir=runs run.name=quickstart run.if_exists=backup
@@ -89,6 +99,10 @@ test-browser: setup site ## test the pages in Chromium
 # A run with every tracker, read back with its own reader: nothing leaves the machine.
 test-trackers: setup-trackers ## test MLflow, trackio, W&B and TensorBoard
 	.venv-trackers/bin/python -m pytest -m trackers tests/trackers
+
+# Environments of verifiers in guarded processes, and runs with one.
+test-verifiers: setup-verifiers ## test environments of verifiers
+	.venv-verifiers/bin/python -m pytest -m verifiers tests/verifiers
 
 test-gpu: setup ## run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
@@ -205,4 +219,4 @@ format: setup ## format the code
 	$(BIN)/ruff check --fix .
 
 clean: ## delete environments and build files
-	rm -rf .venv .venv-trl .venv-vllm .venv-site .venv-trackers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-trl .venv-vllm .venv-site .venv-trackers .venv-verifiers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -12,6 +12,8 @@ from dapo.config.problems import Problem
 from dapo.config.schema import Data, DataSource, Recipe, Reward
 from dapo.metrics.names import name_problem, reward_name_problem
 
+ENVIRONMENT = "environment"
+"""The task that stands for the data set of the recipe's environment."""
 _SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"}
 
 
@@ -241,18 +243,22 @@ def _source(key: str, source: DataSource) -> Iterator[Problem]:
         yield Problem(f"{key}.options", "are arguments of a procedural `task`", source.options)
     if source.task is None and source.seed != DataSource.model_fields["seed"].default:
         yield Problem(f"{key}.seed", "is that of a procedural `task`; files are shuffled by run.seed", source.seed)
-    if source.task is not None and source.split != DataSource.model_fields["split"].default:
+    if source.task not in (None, ENVIRONMENT) and source.split != DataSource.model_fields["split"].default:
         yield Problem(f"{key}.split", "belongs to a folder or hub data set, not to a procedural task", source.split)
     if source.task is not None and (source.fields or source.format != "auto"):
         yield Problem(key, "`fields` and `format` belong to a file, not to a procedural task")
-    if source.task is not None and source.task != "signed_sum" and not re.fullmatch(r"reasoning_gym/\w+", source.task):
-        yield Problem(f"{key}.task", "expected `signed_sum` or `reasoning_gym/NAME`", source.task)
+    if source.task not in (None, "signed_sum", ENVIRONMENT) and not re.fullmatch(r"reasoning_gym/\w+", source.task):
+        yield Problem(f"{key}.task", "expected `signed_sum`, `environment` or `reasoning_gym/NAME`", source.task)
+    if source.task == ENVIRONMENT and (source.options or source.seed):
+        yield Problem(key, "`options` and `seed` belong to a task that makes problems; the environment has a data set")
+    if source.task == ENVIRONMENT and source.split not in ("train", "eval"):
+        yield Problem(f"{key}.split", "an environment's own data set is `train` or `eval`", source.split)
 
 
 def _twins(r: Recipe) -> Iterator[Problem]:
-    made = [(s.task, tuple(sorted(map(str, s.options.items()))), s.seed) for s in r.data.train if s.task]
+    made = [(s.task, tuple(sorted(map(str, s.options.items()))), s.seed, s.split) for s in r.data.train if s.task]
     for n, s in enumerate(r.data.validation):
-        if s.task and (s.task, tuple(sorted(map(str, s.options.items()))), s.seed) in made:
+        if s.task and (s.task, tuple(sorted(map(str, s.options.items()))), s.seed, s.split) in made:
             yield Problem(
                 f"data.validation.{n}.seed", "makes the very problems of a training source; use another seed", s.seed
             )

@@ -26,6 +26,22 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
     yield from _agent(environment)
     if environment.kind == "tools" and environment.args:
         yield Problem("environment.args", "are arguments of a function or class, and kind is tools", environment.args)
+    if (environment.id is None) == (environment.kind == "verifiers"):
+        why = "names an environment of `verifiers`, and belongs to environment.kind: verifiers"
+        yield Problem("environment.id", why, environment.id)
+    if environment.kind == "openenv":
+        why = (
+            "actions of OpenEnv servers are typed records, and no text of a model is one. Start the server, and name a "
+        )
+        why += "class around its client whose methods are tools: module:Class (docs/howto_environments.md)"
+        yield Problem("environment.kind", why, environment.kind)
+    if environment.kind == "verifiers":
+        if environment.tools:
+            yield Problem("environment.tools", "an environment of `verifiers` has tools of its own", environment.tools)
+        if environment.on_error == "tell":
+            yield Problem(
+                "environment.on_error", "what such an environment raises ends its episode; use unscored or end"
+            )
     if environment.tools and (r.data.tools or r.data.tools_field):
         key = "data.tools" if r.data.tools else "data.tools_field"
         yield Problem(key, "environment.tools gives the chat template its schemas; take one of them out")

@@ -165,7 +165,7 @@ def _load(
     preset, unread_of_preset, contradictions = _fitting(str(own.get("preset", "dapo")), own)
     problems += contradictions
     merged = merge(preset, own)
-    merged, uncounted = count_auto(implied_reward(follow_staleness(merged), own))
+    merged, uncounted = count_auto(implied_reward(implied_data(follow_staleness(merged), own), own))
     merged, missing = resolve_paths(merged, path.parent if path else Path.cwd())
     problems += [*uncounted, *missing]
     try:
@@ -202,6 +202,15 @@ def implied_reward(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, 
     if "rewards" in own or kind in (None, "tools"):
         return merged
     return {**merged, "rewards": [{"name": "accuracy", "kind": "environment"}]}
+
+
+def implied_data(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the data set of an environment of ``verifiers`` where the recipe names no training data."""
+    environment, data = merged.get("environment"), own.get("data", {})
+    kind = environment.get("kind") if isinstance(environment, Mapping) else None
+    if kind != "verifiers" or not isinstance(data, Mapping) or "train" in data:
+        return merged
+    return {**merged, "data": {**merged.get("data", {}), "train": [{"task": "environment"}]}}
 
 
 def _of_a_run(origin: Origin) -> bool:

@@ -75,12 +75,15 @@ RUN: tuple[PeerKey, ...] = (
     *peer_keys(
         {
             VERL: "interaction_config_path agent_loop_config_path",
-            TRL: "environment_factory",
             SWIFT: "multi_turn_scheduler gym_env",
-            SKYRL: "env_class",
         },
         "environment.kind",
         _YOURS,
+    ),
+    *peer_keys(
+        {TRL: "environment_factory", SKYRL: "env_class"},
+        "environment.kind",
+        "your class as it is, module:Class; docs/howto_environments.md",
     ),
     # engines
     *peer_keys({SWIFT: "use_vllm", TRL: "use_vllm"}, "rollout.engine", "true is `vllm`"),

@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 
 from dapo.environments.formats import Reader, read_calls
+from dapo.environments.shapes import (
+    MOST_NUMBERS,
+    GymText,
+    Shape,
+    ToolClass,
+    WrongReply,
+    gym_arguments,
+    gym_opens,
+    shape_of,
+    tool_methods,
+)
 from dapo.environments.tools import Tool, ToolError, error_text, find_tool, result_text
+from dapo.environments.verified import Verified, tool_schemas
 from dapo.errors import RecipeError
 from dapo.metrics.names import reward_name_problem
 from dapo.sandbox.runs import SandboxError
@@ -23,11 +35,6 @@ from dapo.types.environment import Abilities, Call, ModelTurn, Reply, Said, Spok
 
 HUGE = 1 << 17  # characters of a message that leave a worker
 MOST_STATE = 1 << 20  # characters of an environment's state
-MOST_NUMBERS = 64  # scores or facts of a reply
-
-
-class WrongReply(ValueError):
-    """The environment returned something that is no reply."""
 
 
 class CallTimeout(Exception):
@@ -73,7 +80,14 @@ class Form:
     method_tools: tuple[str, ...] = ()
 
 
-def form_of(found: Any, args: Mapping[str, Any], tools: Sequence[Callable[..., Any]], reader: Reader | None) -> Form:
+def form_of(
+    found: Any,
+    args: Mapping[str, Any],
+    tools: Sequence[Callable[..., Any]],
+    reader: Reader | None,
+    *,
+    max_turns: int = 8,
+) -> Form:
     """Return the form of an environment.
 
     Args:
@@ -81,11 +95,13 @@ def form_of(found: Any, args: Mapping[str, Any], tools: Sequence[Callable[..., A
         args: its keyword arguments.
         tools: functions that the model may call beside its own.
         reader: reads calls.
+        max_turns: of the model in an episode, for classes that ask.
 
     Raises:
         RecipeError: it is none of these, takes no such arguments, or has tools that cannot be.
     """
-    methods = _methods(found) if inspect.isclass(found) else {}
+    shape: Shape = shape_of(found) if inspect.isclass(found) else "own"
+    methods = tool_methods(found) if shape == "trl" else _methods(found) if shape == "own" else {}
     try:
         listed = [*map(Tool.of, tools), *(Tool.of(method, bound=False) for method in methods.values())]
     except ToolError as error:
@@ -113,8 +129,18 @@ def form_of(found: Any, args: Mapping[str, Any], tools: Sequence[Callable[..., A
             f"environment.kind: {getattr(found, '__name__', found)!r} is a {type(found).__name__}, expected a "
             "generator function f(prompt, rng) that yields replies, or a class with start, step, end and close"
         )
-    if not callable(getattr(found, "step", None)):
-        raise RecipeError(f"environment.kind: the class {found.__name__} has no method `step`, which answers a turn")
+    known_methods = tuple(methods)
+    if shape == "skyrl":
+        _check_call(found, (), gym_arguments(found, args, {}))
+        able = Abilities(gym_opens(found), True, False, "user", schemas)
+        waits = waits or _is_async(getattr(found, "step", None))
+        return Form(lambda: GymText(found, args, max_turns), known, reader, "skyrl", waits, able)
+    if shape == "trl":
+        _check_call(found, (), args)
+        judged = callable(getattr(found, "get_reward", None))
+        able = Abilities(True, True, False, "user", schemas, scores=judged)
+        waits = waits or any(_is_async(getattr(found, name, None)) for name in ("reset", "get_reward"))
+        return Form(lambda: ToolClass(found, args), known, reader, "trl", waits, able, known_methods)
     for one, other in (("state", "restore"), ("restore", "state")):
         if callable(getattr(found, one, None)) and not callable(getattr(found, other, None)):
             raise RecipeError(f"environment.kind: the class {found.__name__} has `{one}` and no `{other}`; write both")
@@ -127,13 +153,19 @@ def form_of(found: Any, args: Mapping[str, Any], tools: Sequence[Callable[..., A
         role="user",
         tools=schemas,
     )
-    return Form(lambda: found(**args), known, reader, "class", waits, able, tuple(methods))
+    return Form(lambda: found(**args), known, reader, "class", waits, able, known_methods)
 
 
-def _methods(found: type) -> dict[str, Callable[..., Any]]:
+def verified_form(environment: Any, read: Sequence[str], reader: Reader | None) -> Form:
+    """Return the form of an environment of ``verifiers``; ``read``: names of rewards that read its scores."""
+    able = Abilities(False, True, False, "user", tuple(tool_schemas(environment)))
+    return Form(lambda: Verified(environment, read), {}, reader, "verifiers", True, able)
+
+
+def _methods(found: Any) -> dict[str, Callable[..., Any]]:
     """Return the methods that a class names as tools."""
     methods = {}
-    for name in getattr(found, "tools", ()):
+    for name in getattr(found, "tools", ()) if inspect.isclass(found) else ():
         method = getattr(found, name, None) if isinstance(name, str) else None
         if not callable(method):
             raise RecipeError(f"environment.kind: {found.__name__}.tools names {name!r}, which is no method of it")
@@ -216,7 +248,7 @@ class Episode:
         if self.form.make is None:
             return None
         self.environment = self.form.make()
-        if not self.form.abilities.opens:
+        if not callable(getattr(self.environment, "start", None)):
             return None
         reply = await self._call(self.environment.start, prompt, seed)
         said = None if reply is None else checked(reply, self.form.abilities.role)
@@ -248,11 +280,14 @@ class Episode:
             raise WrongReply("an empty reply that does not end the episode; say something, or set done=True")
         return reply
 
-    async def end(self, why: str) -> dict[str, float]:
+    async def end(self, why: str) -> Said:
         """Return the scores of an episode that a limit ended."""
         if not self.form.abilities.ends:
-            return {}
-        return numbers(await self._call(self.environment.end, why), "end() returned")
+            return Said(done=True)
+        last = await self._call(self.environment.end, why)
+        if isinstance(last, Reply):
+            return checked(last, self.form.abilities.role)
+        return Said(done=True, scores=numbers(last, "end() returned"))
 
     async def state(self) -> str | None:
         """Return the environment's state as JSON, where it has one."""
@@ -287,7 +322,8 @@ class Episode:
                 tool = find_tool(self.form.tools, call)
                 arguments = tool.check(call.arguments)
                 own = tool.name in self.form.method_tools
-                function = getattr(self.environment, tool.name) if own else tool.function
+                owner = getattr(self.environment, "adapted", self.environment)  # of a class in another shape
+                function = getattr(owner, tool.name) if own else tool.function
                 content = result_text(await self._call(lambda f=function, a=arguments: f(**a)))
             except (CallTimeout, SandboxError):  # no fault of the call
                 raise

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from dapo.environments.forms import HUGE, MOST_NUMBERS, MOST_STATE
+from dapo.environments.forms import HUGE, MOST_STATE
+from dapo.environments.shapes import MOST_NUMBERS
 from dapo.rewards.wire import WireError
 from dapo.types.environment import Said
 
@@ -59,6 +60,7 @@ class Ready(_Message):
     restores: bool
     role: _Name
     tools: list[dict[str, Any]]
+    scores: bool
 
 
 class Refused(_Message):
@@ -75,7 +77,6 @@ class Answered(_Message):
     number: int
     reply: SaidMessage | None
     replayed: list[SaidMessage | None] | None
-    scores: _Numbers
     state: Annotated[str, Field(max_length=MOST_STATE)] | None
     seconds: float
     failure: _Text | None

@@ -226,7 +226,12 @@ class EnvironmentPool:
                 if not self._loaded:
                     self._loaded, self._concurrent = True, message.concurrent
                     self.abilities = Abilities(
-                        message.opens, message.ends, message.restores, message.role, tuple(message.tools)
+                        message.opens,
+                        message.ends,
+                        message.restores,
+                        message.role,
+                        tuple(message.tools),
+                        message.scores,
                     )
             case Refused(error=error) if not worker.ready:
                 if not self._loaded:
@@ -260,7 +265,6 @@ class EnvironmentPool:
                 key,
                 None if message.reply is None else message.reply.said(),
                 replayed,
-                message.scores,
                 message.state,
                 message.seconds,
                 message.failure,

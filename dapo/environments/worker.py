@@ -21,9 +21,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dapo.environments.formats import FORMATS, Reader
-from dapo.environments.forms import CallTimeout, Episode, Form, WrongReply, form_of
+from dapo.environments.forms import CallTimeout, Episode, Form, form_of, verified_form
 from dapo.environments.programs import PYTHON, ProgramSettings, python_tool
+from dapo.environments.shapes import WrongReply
 from dapo.environments.tools import error_text
+from dapo.environments.verified import KIND, load_verified
 from dapo.errors import RecipeError
 from dapo.hooks import load, user_line
 from dapo.rewards.wire import answer_frame
@@ -39,13 +41,17 @@ _HEADER = struct.Struct("!Q")
 class Load:
     """First message to a worker. A hook is ``package.module:name``, or an object by cloudpickle."""
 
-    kind: str | bytes | None  # None: tools alone
+    kind: str | bytes | None  # a hook, or ``verifiers``; None: tools alone
     args: dict[str, Any]
     tools: tuple[str | bytes, ...]  # hooks, or ``PYTHON``
     tool_format: str | bytes  # of ``FORMATS``, "none", or a hook
     timeout: float
+    max_turns: int
     tell: bool  # what an environment raises is told to the model
     programs: ProgramSettings | None = None  # of the tool ``python``
+    name: str | None = None  # of an environment of ``verifiers``
+    data: str | None = None  # folder for that environment's data sets
+    read: tuple[str, ...] = ()  # names of rewards that read the environment's scores
     agent: str | bytes | tuple[str, ...] | None = None  # a hook, or the words of a command; ``kind`` is None then
 
 
@@ -101,6 +107,10 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
     if what.tool_format != "none":
         known = FORMATS.get(what.tool_format) if isinstance(what.tool_format, str) else None
         reader = known or loaded(what.tool_format, "environment.tool_format")
+    if what.kind == KIND:
+        say(f"environment.id: {what.name}")
+        environment = load_verified(str(what.name), what.args, what.data)
+        return verified_form(environment, what.read, reader)
     if what.agent is not None:
         from dapo.environments.agent import agent_form
 
@@ -108,7 +118,8 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
         name = what.agent if isinstance(what.agent, str) else "it"
         return agent_form(run, what.args, reader, loaded=name)
     found = None if what.kind is None else loaded(what.kind, "environment.kind")
-    form = form_of(found, what.args, [loaded(tool, "environment.tools") for tool in what.tools], reader)
+    tools = [loaded(tool, "environment.tools") for tool in what.tools]
+    form = form_of(found, what.args, tools, reader, max_turns=what.max_turns)
     if form.kind == "generator" and what.tell:
         raise RecipeError(
             "environment.on_error: tell: a generator that raised is over; write a class, or use unscored or end"
@@ -144,7 +155,8 @@ async def _serve(connection: socket.socket) -> None:
         able = form.abilities
         send(
             {"type": "ready", "kind": form.kind, "concurrent": form.concurrent, "opens": able.opens, "ends": able.ends,
-             "restores": able.restores, "role": able.role, "tools": list(able.tools)}
+             "restores": able.restores, "role": able.role, "tools": list(able.tools),
+             "scores": able.scores}
         )  # fmt: skip
         stage, tasks = Stage(form, what), set[asyncio.Task[None]]()
 
@@ -178,7 +190,7 @@ class Stage:
         """Answer one question, whatever the environment does short of ending the process."""
         began = time.monotonic()
         out: dict[str, Any] = {
-            "type": "answered", "number": ask.number, "reply": None, "replayed": None, "scores": {}, "state": None,
+            "type": "answered", "number": ask.number, "reply": None, "replayed": None, "state": None,
             "seconds": 0.0, "failure": None,
         }  # fmt: skip
         try:
@@ -221,7 +233,7 @@ class Stage:
         if question.turn is not None:
             out["reply"] = _plain(await self._step(episode, question.turn))
         elif question.end is not None:
-            out["scores"] = await episode.end(question.end)
+            out["reply"] = _plain(await episode.end(question.end))
         else:
             out["reply"] = _plain(opening)
         if not question.end and not (out["reply"] or {}).get("done"):

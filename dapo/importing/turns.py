@@ -22,6 +22,7 @@ _WORDS = (
     (re.compile(r"(data\.(.*\.)?)?env_name"), r"nemo_gym|puzzle|retriev|code_interpreter|agent|tool"),
 )
 _ENVIRONMENTS = re.compile(r"env\.(nemo_gym|sliding_puzzle_game|sliding_puzzle|retriever|rag|code_interpreter)\b.*")
+_TAKEN = re.compile(r"\b(environment_factory|env_class)\b")  # classes that are played as they are
 _TOOLS = re.compile(r"tools?\b|tool_|_tool|code_interpreter")
 _FORMAT = re.compile(r"(.*\.)?(tool_call_parser|multi_turn\.format)")
 _PARSERS = {
@@ -50,9 +51,10 @@ def convert_turns(r: Reading) -> None:
         r.put("environment.kind", "tools", note="FILL IN the tools: typed functions of yours (docs/howto_tools.md)")
         r.put("environment.tools", ["my_tools:FILL_IN"], note="FILL IN")
     else:
-        r.put(
-            "environment.kind", "my_environment:FILL_IN", note="FILL IN: an environment of yours (docs/environments.md)"
-        )
+        yours = "FILL IN: an environment of yours (docs/environments.md)"
+        if _TAKEN.search(" ".join(found)):
+            yours = f"FILL IN: {r.title}'s class as it is, module:Class (docs/howto_environments.md)"
+        r.put("environment.kind", "my_environment:FILL_IN", note=yours)
     for key, value in needed.items():
         _write(r, key, value)
     for key, value in settings.items():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from dapo.config.check_data import ENVIRONMENT, source_name
 from dapo.config.schema import Data, Recipe
 from dapo.data.chat import shows_tools
 from dapo.data.load import PreparedData, prepare
@@ -17,6 +20,7 @@ from dapo.environments.hosts import HostedPlayers
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.programs import PYTHON, ProgramSettings
 from dapo.environments.speech import PlainSpeech, TemplateSpeech, find_format, make_speech
+from dapo.environments.verified import KIND, data_files
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
 from dapo.hooks import given, is_object, load
@@ -24,7 +28,7 @@ from dapo.loop.sampling.episodes import Episodes, Limits
 from dapo.loop.sampling.texts import Texts
 from dapo.processes.transport import Transport
 from dapo.sandbox.kinds import SandboxSettings, try_sandbox
-from dapo.types.environment import Players
+from dapo.types.environment import Abilities, Players
 
 REPEATS = (
     "environment: an agent asks as it likes, so this run repeats itself only if the agent does, with equal requests "
@@ -99,6 +103,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         return None
     chat = resolve_style(recipe.data, tokenizer) == "chat"
     speech = make_speech(recipe.data, tokenizer, chat=chat, rows=settings.rows)
+    own_data = _data_folder(output) if settings.kind == KIND else None
     for role in _roles(recipe):
         speech.check(role)
     what = Load(
@@ -107,9 +112,13 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         tools=tuple(_sent(tool, "environment.tools") for tool in settings.tools),
         tool_format=_format(recipe, tokenizer, chat=chat),
         timeout=settings.timeout,
+        max_turns=settings.max_turns,
         tell=settings.on_error == "tell",
         agent=_agent(recipe),
         programs=ProgramSettings(sandbox_of(recipe), recipe.sandbox.timeout, recipe.sandbox.memory_mib),
+        name=settings.id,
+        data=None if own_data is None else str(own_data),
+        read=tuple(reward.name for reward in recipe.rewards if reward.kind == "environment"),
     )
     sandbox = try_sandbox(sandbox_of(recipe)) if PYTHON in settings.tools else None
     pool = EnvironmentPool(what, workers=settings.workers or workers, memory_mib=settings.memory_mib, output=output)
@@ -120,19 +129,55 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
             raise RecipeError("environment.tool_format: none reads no calls, and the environment has tools; use auto")
         if tools:
             speech.check("tool")
+        _check_scores(recipe, pool.abilities)
         if pool.abilities.opens and settings.kind != "agent":
             speech.opening(())
     except BaseException:
         pool.close()
         raise
     data, notes = recipe.data, [REPEATS] if settings.kind == "agent" else list[str]()
+    if own_data is not None:
+        data = _with_own_data(data, data_files(own_data))
     if tools and chat and shows_tools(recipe.data, tokenizer):
-        data = recipe.data.model_copy(update={"tools": tools})
+        data = data.model_copy(update={"tools": tools})
         speech = make_speech(data, tokenizer, chat=True, rows=settings.rows)
     elif tools:
         names = ", ".join(tool["function"]["name"] for tool in tools)
         notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
     return Playing(pool, what, speech, data, tuple(notes), sandbox)
+
+
+def _data_folder(output: Path | None) -> Path:
+    """Return a new folder for an environment's own data sets, beside what it prints."""
+    if output is None:
+        return Path(tempfile.mkdtemp(prefix="dapo-environment-"))
+    folder = output.parent / "environment-data"
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def _with_own_data(data: Data, files: Mapping[str, Path]) -> Data:
+    """Return the section with files in place of the sources that stand for the environment's data sets."""
+
+    def placed(source: Any) -> Any:
+        if source.task != ENVIRONMENT:
+            return source
+        if not files[source.split].exists():
+            raise RecipeError(f"data: the environment has no {source.split} data set; name another source")
+        update = {"name": source_name(source), "task": None, "path": str(files[source.split]), "format": "plain"}
+        return source.model_copy(update={**update, "split": "train"})
+
+    return data.model_copy(update={"train": [*map(placed, data.train)], "validation": [*map(placed, data.validation)]})
+
+
+def _check_scores(recipe: Recipe, able: Abilities) -> None:
+    """Refuse rewards that an environment does not give."""
+    read = [number for number, reward in enumerate(recipe.rewards) if reward.kind == "environment"]
+    if read and not able.scores:
+        raise RecipeError(
+            f"rewards.{read[0]}: the environment's class has no get_reward(), so it scores nothing. Give it one, or "
+            "name rewards that judge the model's text (math, exact, function, ...)"
+        )
 
 
 def longest_conversation(recipe: Recipe) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.config.check_data import source_name
+from dapo.config.check_data import ENVIRONMENT, source_name
 from dapo.config.deployment import keeps_8_bits
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
@@ -79,7 +79,7 @@ def make_scorer(recipe: Recipe, output: Path | None = None) -> CompositeScorer:
     return build_scorer(
         recipe.rewards,
         sources={source_name(source) for source in sources},
-        tasks={source.task for source in sources if source.task},
+        tasks={source.task for source in sources if source.task not in (None, ENVIRONMENT)},
         output=output,
         workers=worker_count(recipe),
         memory_mib=recipe.run.reward_memory_mib,

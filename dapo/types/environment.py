@@ -102,8 +102,8 @@ class Environment(Protocol):
     def step(self, turn: ModelTurn) -> Reply | Awaitable[Reply]:
         """Answer the model's turn."""
 
-    def end(self, why: Ended) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Return the scores of an episode that a limit ended."""
+    def end(self, why: Ended) -> Mapping[str, float] | Reply | Awaitable[Mapping[str, float] | Reply]:
+        """Return the scores of an episode that a limit ended; as a reply also a last reward and facts."""
 
     def close(self) -> Awaitable[None] | None:
         """Let go of everything. Called once, whatever happened."""
@@ -158,11 +158,10 @@ class Answer:
     """Result of a question."""
 
     key: Key
-    reply: Said | None = None  # None: an environment without an opening, or a failure
+    reply: Said | None = None  # None: an environment without an opening, or a failure; after a limit its scores
     replayed: tuple[Said | None, ...] | None = (
         None  # the opening and the answers to ``past``; None: nothing was replayed
     )
-    scores: Mapping[str, float] = field(default_factory=dict)  # of ``end``
     state: str | None = None
     seconds: float = 0.0
     failure: str | None = None  # "exception: ...", "timeout: ...", "crash: ...", "reply: ..."
@@ -177,6 +176,7 @@ class Abilities:
     restores: bool  # it has ``state`` and ``restore``
     role: str  # in which it answers unless it names another
     tools: tuple[dict[str, Any], ...] = ()  # their JSON schemas
+    scores: bool = True  # it rewards or scores its episodes
 
 
 class Players(Protocol):

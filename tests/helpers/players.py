@@ -18,7 +18,7 @@ class HerePlayers:
     def __init__(self, found, *, tools=(), reader=None, delay=0, tell=False, timeout=30.0, **args):
         self.form = form_of(found, args, tools, reader)
         self.abilities = self.form.abilities
-        self.stage = Stage(self.form, Load("", {}, (), "none", timeout, tell))
+        self.stage = Stage(self.form, Load("", {}, (), "none", timeout, 8, tell))
         self.delay, self.waiting, self.asked, self.replayed = delay, [], [], 0
         self.answered = {}
 
@@ -49,7 +49,6 @@ class HerePlayers:
             key,
             _said(out["reply"]),
             None if replayed is None else tuple(map(_said, replayed)),
-            out["scores"],
             out["state"],
             out["seconds"],
             out["failure"],

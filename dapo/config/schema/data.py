@@ -37,7 +37,8 @@ class DataSource(Section, resume="fixed"):
     fields: dict[str, str] = Field(default_factory=dict)
     """Field mapping, e.g. ``{problem: question, answer: target}``. Columns not named keep their names."""
     task: str | None = None
-    """A procedural source instead of a file: ``signed_sum`` or ``reasoning_gym/NAME`` (extra ``tasks``)."""
+    """A procedural source instead of a file: ``signed_sum`` or ``reasoning_gym/NAME`` (extra ``tasks``).
+    ``environment``: the data set of an environment of ``verifiers``; ``split: eval`` takes its evaluation set."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of a procedural task."""
     seed: int = 0

@@ -10,12 +10,16 @@ from dapo.config.section import FIXED, FREE, Hook, Many, Parallel, Seconds, Sect
 
 
 class Environment(Section):
-    kind: Annotated[Literal["tools", "agent"] | Hook | None, FIXED] = None
+    kind: Annotated[Literal["tools", "agent", "verifiers", "openenv"] | Hook | None, FIXED] = None
     """``tools``: an episode goes on while the model calls ``tools``. ``agent``: a program that asks the model over an
-    endpoint (docs/agents.md). ``package.module:name``: a generator function or a
-    class of yours (docs/environments.md). None: a response has one turn."""
+    endpoint (docs/agents.md). ``package.module:name``: a generator function or class of yours, SkyRL-Gym's or TRL's.
+    ``verifiers``: the environment ``id`` of that library. ``openenv`` is refused, with the way to such a server. None:
+    a response has one turn. docs/environments.md and docs/howto_environments.md show all of them."""
+    id: Annotated[str | None, FIXED] = None
+    """With ``verifiers``: a module or an installed package that has ``load_environment(**args)``."""
     args: Annotated[dict[str, Any], FIXED] = Field(default_factory=dict)
-    """Keyword arguments of your function or class; a command finds them in its input."""
+    """Keyword arguments of your function or class, ``env_config`` of SkyRL-Gym's, arguments of ``load_environment``; a
+    command finds them in its input."""
     run: Annotated[Hook | list[str] | None, FIXED] = None
     """With ``kind: agent``: a function ``package.module:name`` of (prompt, base_url, api_key, ``args``), or a command
     as a list of its words."""

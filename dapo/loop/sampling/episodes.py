@@ -333,7 +333,9 @@ class Episodes:
         if answer.failure is not None:
             return self._failed(episode, answer.failure)
         if question.end is not None:
-            return self._close(episode, self._at_limit(episode.ended), episode.ended, answer.scores)
+            last = answer.reply or Said()
+            self._credit(episode, last)
+            return self._close(episode, self._at_limit(episode.ended), episode.ended, last.scores)
         return self._answered(episode, answer.reply or Said(), answer, tick)  # no reply: nothing is said first
 
     def _answered(self, episode: _Episode, reply: Said, answer: Answer, tick: int) -> SampleRequest | Over | None:
@@ -363,6 +365,15 @@ class Episodes:
         except ValueError as error:
             return self._failed(episode, f"reply: {error}")
         return self._go_on(episode, answer.state, tick)
+
+    def _credit(self, episode: _Episode, last: Said) -> None:
+        """Add what the environment said at a limit to the model's last turn."""
+        turns = list(episode.partial.turns)
+        place = max((number for number, turn in enumerate(turns) if turn.who == MODEL), default=None)
+        if place is not None and (last.reward or last.facts):
+            own = turns[place]
+            turns[place] = replace(own, reward=own.reward + last.reward, facts={**own.facts, **last.facts})
+            episode.partial = replace(episode.partial, turns=tuple(turns))
 
     def _add(self, episode: _Episode, reply: Said, answer: Answer, *, most: int, ask: bool) -> bool:
         """Append a reply's tokens; return False if they are too many for the rest of the episode.

@@ -60,7 +60,7 @@ FIXED = {
     "data.validation.N": "name split format fields task options seed size",
     "rewards.N": "name",
     "rollout": "group_size",
-    "environment": "kind args tools tool_format",
+    "environment": "kind id args run tools tool_format rows",
     "algorithm.reference": "refresh_every",
     "learner": "optimizer router_replay",
     "sft": "max_tokens overlong loss_on train validation",

@@ -41,7 +41,7 @@ def mailbox():
 
     def make(agent, *, args=None, timeout=20.0, slots=8, speech=WordSpeech, lag=2, max_turns=8):
         what = agent if isinstance(agent, tuple) else f"agents_for_tests:{agent}"
-        pool = EnvironmentPool(Load(None, args or {}, (), "none", timeout, False, agent=what), memory_mib=2048)
+        pool = EnvironmentPool(Load(None, args or {}, (), "none", timeout, 8, False, agent=what), memory_mib=2048)
         pools.append(pool)
         pool.start()
         engine = NumberEngine(slots)

@@ -16,7 +16,7 @@ MODULE = "environments_for_tests"
 
 def load(kind, *, args=None, tools=(), tool_format="none", timeout=20.0, tell=False):
     named = None if kind is None else f"{MODULE}:{kind}"
-    return Load(named, args or {}, tuple(f"{MODULE}:{tool}" for tool in tools), tool_format, timeout, tell)
+    return Load(named, args or {}, tuple(f"{MODULE}:{tool}" for tool in tools), tool_format, timeout, 8, tell)
 
 
 @pytest.fixture

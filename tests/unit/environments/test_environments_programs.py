@@ -29,7 +29,7 @@ def pool() -> Iterator[Pool]:
     made: list[EnvironmentPool] = []
 
     def make(sandbox: SandboxSettings = ANY, timeout: float = 20.0, tell: bool = False) -> EnvironmentPool:
-        what = Load(None, {}, (PYTHON,), "hermes", 60.0, tell, ProgramSettings(sandbox, timeout, 512))
+        what = Load(None, {}, (PYTHON,), "hermes", 60.0, 8, tell, ProgramSettings(sandbox, timeout, 512))
         made.append(EnvironmentPool(what, workers=1, memory_mib=2048))
         made[-1].start()
         return made[-1]

@@ -1,0 +1,52 @@
+"""Environments of verifiers that fail, rewrite, compare or call tools, by name."""
+
+import far_sums
+import verifiers as vf
+
+
+class Raises(far_sums.FarSums):
+    async def env_response(self, messages, state, **kwargs):
+        if state["answer"] == "13":
+            raise ValueError("unlucky")
+        if state["answer"] == "14":
+            raise vf.Error("recorded")
+        return await super().env_response(messages, state, **kwargs)
+
+
+class Rewrites(far_sums.FarSums):
+    async def get_prompt_messages(self, state):
+        messages = await super().get_prompt_messages(state)
+        return messages if len(messages) == 1 else [messages[0], messages[-1]]
+
+
+class Changes(far_sums.FarSums):
+    async def setup_state(self, state):
+        state["prompt"] = [vf.UserMessage(content="another")]
+        return state
+
+
+def breaks(completion):
+    raise KeyError("gone")
+
+
+def compared(completions, **kwargs) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: one.
+        b: the other.
+    """
+    return a + b
+
+
+def load_environment(kind="raises"):
+    data = far_sums.rows(20, 1)
+    if kind == "tools":
+        return vf.ToolEnv(tools=[add], dataset=data, rubric=vf.Rubric(funcs=[far_sums.right]), max_turns=3)
+    funcs = {"breaks": [breaks], "compared": [compared]}.get(kind, [far_sums.right])
+    made = {"rewrites": Rewrites, "changes": Changes}.get(kind, Raises)
+    return made(dataset=data, rubric=vf.Rubric(funcs=funcs), max_turns=2)
