@@ -175,9 +175,9 @@ async def _probe_logprobs(wire: Wire, vocabulary: int, patience: float) -> bool:
     """
     priority, token = True, 0
 
-    async def ask(**law: Any) -> Any:
+    async def ask(**options: Any) -> Any:
         nonlocal priority
-        sampling = {"seed": 0, "logprobs": 0, "ignore_eos": True, "detokenize": False, **law}
+        sampling = {"seed": 0, "logprobs": 0, "ignore_eos": True, "detokenize": False, **options}
         body: dict[str, Any] = {"token_ids": [token], "sampling_params": sampling}
         status, payload = 400, None
         if priority:

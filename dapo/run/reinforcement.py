@@ -21,7 +21,7 @@ from dapo.errors import RecipeError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
 from dapo.loop.reinforcement import Reinforcement
-from dapo.loop.sampling.collector import BatchShape, Pace, StreamingCollector
+from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingCollector
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts
@@ -133,7 +133,7 @@ class RewardParts:
             settings=recipe.algorithm.dynamic_sampling,
             shape=BatchShape(rollout.prompts_per_step, rollout.group_size),
             run_seed=recipe.run.seed,
-            pace=Pace(
+            timing=CollectorTiming(
                 _verdict_lag(recipe, self.rollouts.scorer),
                 deployment.overlaps,
                 SECONDS_A_TURN if _by_the_clock(deployment) else None,
