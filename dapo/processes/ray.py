@@ -15,14 +15,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -32,10 +32,9 @@ from dapo.processes.packed import PackedTransport
 from dapo.processes.placement import Node, Place, Plan, late, misfit, too_small
 from dapo.processes.ray_actor import CallWithFiles, HostActor, StartedProcess, StartRequest, passed_on, start_request
 from dapo.processes.ray_head import FOLDER, OwnCluster
-from dapo.processes.ray_said import NOT_LEFT, brief, unreachable
 from dapo.processes.served import packed
 from dapo.processes.transport import HostLost, HostSpec, Shipment
-from dapo.processes.watch import Life, lost_said
+from dapo.processes.watch import Life, lost_said, unreachable
 from dapo.types.batch import Ticket
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class RayCluster:
         lost: done, once it is: nothing starts on it any more, and what was started may live on.
 
     Raises:
-        ClusterError: it cannot be reached.
+        ClusterError: it cannot be reached, or this program waits for one that it has left.
     """
 
     def __init__(self, address: str | OwnCluster) -> None:
@@ -76,6 +75,7 @@ class RayCluster:
         try:
             if not isinstance(address, str):
                 self._closing.callback(address.close)
+            _check_left()
             self._closing.callback(lambda: _leave(life, joins))
             if joins:
                 _join(named, folder)
@@ -83,8 +83,8 @@ class RayCluster:
             self.address, self.lost = life.address, life.lost
         except BaseException as error:
             self._closing.close()
-            if isinstance(error, Exception):
-                raise ClusterError(unreachable(named, brief(error))) from error
+            if isinstance(error, Exception) and not isinstance(error, ClusterError):
+                raise ClusterError(unreachable(named, _brief(error))) from error
             raise
 
     @property
@@ -250,7 +250,7 @@ class RayHost:
         process = "not started yet"
         if self.started is not None:
             process = f"process {self.started.process} on {self.started.machine}"
-        return f"{self.name} ({process}) went with its Ray actor: {brief(error)}"
+        return f"{self.name} ({process}) went with its Ray actor: {_brief(error)}"
 
 
 class RayTransport(PackedTransport[RayHost]):
@@ -376,16 +376,15 @@ def _own_devices() -> list[str]:
     return [str(device) for device in ray.get_gpu_ids()]
 
 
-def check_left() -> None:
-    """Ray is on one cluster at a time.
-
-    Raises:
-        ClusterError: this program has not got away from one.
-    """
+def _check_left() -> None:
+    """Refuse a second cluster while Ray still leaves the first one: it is on one at a time."""
     for leaving in _LEAVING:
         leaving.join(_PATIENCE)
         if leaving.is_alive():
-            raise ClusterError(NOT_LEFT)
+            raise ClusterError(
+                "this program still waits for an answer of a Ray cluster whose head hangs, and Ray joins no other one "
+                "before: give the command in a new program"
+            )
 
 
 def be_head(descriptor: int) -> None:
@@ -408,22 +407,9 @@ def be_head(descriptor: int) -> None:
         pass
 
 
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Restore the handlers of signals: Ray answers SIGTERM by ending the program, without a save."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in zip(numbers, before, strict=True):
-                if handler is not None:
-                    signal.signal(number, handler)
-
-
 def _join(address: str, folder: str | None) -> None:
-    with _signals_kept():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
         ray.init(
             address=address,
             log_to_driver=False,
@@ -431,17 +417,19 @@ def _join(address: str, folder: str | None) -> None:
             logging_level=logging.ERROR,
             **({} if folder is None else {"_temp_dir": folder}),
         )
+    finally:  # Ray answers SIGTERM by ending the program, without a save
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _leave(life: Life | None, joined: bool) -> None:
     """Leave the cluster. Ray waits for a last answer of the head, without a limit if the head hangs."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     if joined:
-        with _signals_kept():
-            leaving.start()
-            while leaving.is_alive() and not (life is not None and life.lost.done()):
-                leaving.join(_MOMENT)
-            leaving.join(_PATIENCE)
+        leaving.start()
+        while leaving.is_alive() and not (life is not None and life.lost.done()):
+            leaving.join(_MOMENT)
+        leaving.join(_PATIENCE)
         if leaving.is_alive():
             atexit.unregister(ray.shutdown)  # it would wait as well
             _LEAVING.append(leaving)
@@ -449,7 +437,17 @@ def _leave(life: Life | None, joined: bool) -> None:
         life.close()
 
 
+def _brief(error: Exception) -> str:
+    """Return the first words of Ray's long message."""
+    if isinstance(error, ActorUnavailableError):  # "temporarily", in Ray's words: it is given up
+        return "its connection ended, as it does when its machine is lost"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(line for line in lines if ":" not in line[:16])[:240] or type(error).__name__
+    return said.rstrip(". ")
+
+
 def _look() -> Life:
+    """Return the watch of the cluster that was joined."""
     context = ray.get_runtime_context()
     me = context.get_node_id()
     (here,) = [node for node in ray.nodes() if node["NodeID"] == me]
