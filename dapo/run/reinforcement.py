@@ -32,6 +32,7 @@ from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
+from dapo.run.algorithm import make_algorithm
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.engines import check_engine, start_engine
 from dapo.run.episodes import Playing, longest_conversation, sandbox_of, start_environment
@@ -46,15 +47,7 @@ from dapo.run.given import (
     make_stream_of,
 )
 from dapo.run.learners import without_adapter
-from dapo.run.parts import (
-    check_model,
-    check_model_path,
-    facts_without_weights,
-    make_algorithm,
-    make_facts,
-    make_model,
-    make_tokenizer,
-)
+from dapo.run.model import check_model, check_model_path, facts_without_weights, make_facts, make_model, make_tokenizer
 from dapo.run.places import open_places
 from dapo.run.sampling import make_sampling, make_validation_sampling, stop_tokens
 from dapo.run.session import Session
