@@ -438,7 +438,7 @@ def _leave(life: Life | None, joined: bool) -> None:
 
 
 def _brief(error: Exception) -> str:
-    """Return the first words of Ray's long message."""
+    """Return the first words of a long message."""
     if isinstance(error, ActorUnavailableError):  # "temporarily", in Ray's words: it is given up
         return "its connection ended, as it does when its machine is lost"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
