@@ -39,7 +39,7 @@ from dapo.models.builtin import ensure_builtin_model
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.run.parts import make_algorithm
+from dapo.run.algorithm import make_algorithm
 from dapo.run.reinforcement import RewardParts, reward_session
 from dapo.run.sampling import make_sampling
 from dapo.run.session import Session

@@ -43,7 +43,7 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.sampling.collector import BatchShape, Pace, StreamingCollector
+from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import Metrics, SamplingParams, StepBatch, Ticket
 
@@ -109,7 +109,7 @@ def make_collector(case: Case, engine: SimulatedEngine, prompts: int | None = No
         settings=DynamicSampling(**settings),
         shape=BatchShape(prompts or PROMPTS[case.devices], GROUP),
         run_seed=SEED,
-        pace=Pace(latency, overlaps=limit > 0),
+        timing=CollectorTiming(latency, overlaps=limit > 0),
     )
 
 

@@ -36,7 +36,7 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.sampling.collector import BatchShape, Pace, StreamingCollector
+from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import Completion, Group, SampleRequest, SamplingParams, Score, StepBatch, Ticket
 from dapo.types.enums import Disposition, Verdict
@@ -183,7 +183,7 @@ def make_collector(case: Case, engine: SimulatedEngine, prompts: int, group_size
         settings=DynamicSampling(cap={"groups": None}, lookahead=case.lookahead),
         shape=BatchShape(prompts, group_size),
         run_seed=SEED,
-        pace=Pace(latency),
+        timing=CollectorTiming(latency),
     )
 
 

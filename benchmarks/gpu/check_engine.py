@@ -28,7 +28,7 @@ from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import SlotCache
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.pools import CacheShape, Prefilled
-from dapo.rollout.sampling import FEW, Law, draw
+from dapo.rollout.sampling import FEW, SamplingSettings, draw
 from dapo.rollout.slots import slot_bytes
 from dapo.types.batch import SampleEvent, SampleRequest
 
@@ -330,15 +330,15 @@ def truncation(room: Room) -> None:
     generator = torch.Generator(room.device).manual_seed(0)
     logits = torch.randn(rows, words, device=room.device, generator=generator) * 4
     uniform = torch.rand(rows, 1, dtype=torch.float64, device=room.device, generator=generator)
-    for law in (Law(1.0, 0.7), Law(0.8, 0.95, 50), Law(1.0, 1.0, 20)):
-        whole = draw(logits, uniform, law)
-        few = draw(logits, uniform, law, FEW)
-        name = f"top_p {law.top_p:g}, top_k {law.top_k}"
+    for setting in (SamplingSettings(1.0, 0.7), SamplingSettings(0.8, 0.95, 50), SamplingSettings(1.0, 1.0, 20)):
+        whole = draw(logits, uniform, setting)
+        few = draw(logits, uniform, setting, FEW)
+        name = f"top_p {setting.top_p:g}, top_k {setting.top_k}"
         settled = few[1].isfinite()[:, 0]
         room.expect(f"{name}: rows that {FEW} candidates settle, share", float(settled.float().mean()), at_least=0.99)
         equal = torch.equal(whole[0][settled], few[0][settled]) and torch.equal(whole[1][settled], few[1][settled])
         room.expect_true(f"{name}: tokens and log-probabilities of the order of all, to the bit", equal)
-        took = [median_seconds(partial(draw, logits, uniform, law, few), room.device, 5) for few in (None, FEW)]
+        took = [median_seconds(partial(draw, logits, uniform, setting, few), room.device, 5) for few in (None, FEW)]
         room.rate(f"{name}: drawing by the order of all", 1000 * took[0], "ms")
         room.note(f"{name}: over drawing from candidates", took[0] / took[1])
 

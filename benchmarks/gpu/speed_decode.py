@@ -18,7 +18,7 @@ from benchmarks.gpu.timing import median_seconds, peak_bytes, reset_peak, second
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.sampling import Law, draw
+from dapo.rollout.sampling import SamplingSettings, draw
 from dapo.types.batch import SampleRequest
 
 PROMPT, STEPS = 128, 128
@@ -120,7 +120,7 @@ def _drawing(room: Room, shape: Shape, rows: int) -> None:
     generator = torch.Generator(room.device).manual_seed(0)
     logits = torch.randn(rows, shape.vocabulary, device=room.device, generator=generator)
     uniform = torch.rand(rows, 1, dtype=torch.float64, device=room.device, generator=generator)
-    took = median_seconds(partial(draw, logits, uniform, Law()), room.device, 10)
+    took = median_seconds(partial(draw, logits, uniform, SamplingSettings()), room.device, 10)
     room.rate(f"{rows} rows: drawing a token of each", 1000 * took, "ms")
 
 

@@ -163,7 +163,7 @@ class Run:
     def tokenizer(self) -> Any:
         """Return the tokenizer that training used."""
         from dapo.config.load import load_recipe
-        from dapo.run.parts import make_tokenizer
+        from dapo.run.model import make_tokenizer
 
         recipe = load_recipe(self._folder.resolved_recipe, of_a_run=True).recipe
         return make_tokenizer(recipe.model, recipe.data.chat_template)

@@ -38,10 +38,10 @@ def check_hooks(recipe: Recipe) -> HookTrial:
         RewardError: a reward function that cannot be loaded.
         HookError: a function that raises, or returns something else than it must.
     """
+    from dapo.run.algorithm import make_algorithm
     from dapo.run.engines import own_engine
     from dapo.run.given import NOTHING_GIVEN
     from dapo.run.here import trackers_of
-    from dapo.run.parts import make_algorithm
     from dapo.run.reinforcement import make_scorer
 
     a = recipe.algorithm
@@ -145,7 +145,7 @@ def _tell_of_loss(recipe: Recipe, algorithm: Algorithm, groups: list[Group], tri
     """Compute loss and gradient of every token, at ratios around 1."""
     import torch
 
-    from dapo.run.parts import make_objective
+    from dapo.run.algorithm import make_objective
 
     objective, name = make_objective(recipe), recipe.algorithm.loss.kind
     rows = algorithm.rows(groups)

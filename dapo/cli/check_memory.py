@@ -69,7 +69,7 @@ def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
     from dapo.models.builtin import is_builtin
     from dapo.models.facts import read_facts
     from dapo.models.tiny import make_tiny_model
-    from dapo.run.parts import check_model_path, make_tokenizer
+    from dapo.run.model import check_model_path, make_tokenizer
 
     model = recipe.model
     check_model_path(model.path, weights=False)

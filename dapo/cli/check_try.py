@@ -74,7 +74,7 @@ def _generate(session: Session[RewardParts], count: int) -> list[Group]:
 
 def _learn(session: Session[RewardParts], learner: Learner, groups: Sequence[Group]) -> None:
     """Run a training step at rate 0: its time is a step's, and the weights stay."""
-    from dapo.run.parts import make_algorithm
+    from dapo.run.algorithm import make_algorithm
 
     algorithm, batch = make_algorithm(session.recipe), StepBatch(0, list(groups), list(groups))
     logprobs = {of: learner.logprobs(rows, of).result() for of, rows in algorithm.asks(batch).items()}

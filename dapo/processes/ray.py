@@ -1,6 +1,6 @@
 """Hosts on a Ray cluster: one that this program joins, or one of this machine that it starts and ends itself.
 
-The only module that imports ray. A host is an actor (``dapo.processes.ray_seat``) in a bundle of one placement group.
+The only module that imports ray. A host is an actor (``dapo.processes.ray_actor``) in a bundle of one placement group.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -30,12 +30,11 @@ from dapo.errors import ClusterError
 from dapo.processes.lines import Line, LineCall
 from dapo.processes.packed import PackedTransport
 from dapo.processes.placement import Node, Place, Plan, late, misfit, too_small
+from dapo.processes.ray_actor import CallWithFiles, HostActor, StartedProcess, StartRequest, passed_on, start_request
 from dapo.processes.ray_head import FOLDER, OwnCluster
-from dapo.processes.ray_said import NOT_LEFT, brief, unreachable
-from dapo.processes.ray_seat import Laden, Order, Seat, Seated, order_of, passed_on
 from dapo.processes.served import packed
 from dapo.processes.transport import HostLost, HostSpec, Shipment
-from dapo.processes.watch import Life, lost_said
+from dapo.processes.watch import Life, lost_said, unreachable
 from dapo.types.batch import Ticket
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class RayCluster:
         lost: done, once it is: nothing starts on it any more, and what was started may live on.
 
     Raises:
-        ClusterError: it cannot be reached.
+        ClusterError: it cannot be reached, or this program waits for one that it has left.
     """
 
     def __init__(self, address: str | OwnCluster) -> None:
@@ -76,6 +75,7 @@ class RayCluster:
         try:
             if not isinstance(address, str):
                 self._closing.callback(address.close)
+            _check_left()
             self._closing.callback(lambda: _leave(life, joins))
             if joins:
                 _join(named, folder)
@@ -83,8 +83,8 @@ class RayCluster:
             self.address, self.lost = life.address, life.lost
         except BaseException as error:
             self._closing.close()
-            if isinstance(error, Exception):
-                raise ClusterError(unreachable(named, brief(error))) from error
+            if isinstance(error, Exception) and not isinstance(error, ClusterError):
+                raise ClusterError(unreachable(named, _brief(error))) from error
             raise
 
     @property
@@ -165,9 +165,9 @@ class RayCluster:
 class RayHost:
     """A host's actor."""
 
-    def __init__(self, order: Order, place: Place, group: Any, told: threading.Condition) -> None:
-        self.name = order.name
-        self.seated: Seated | None = None
+    def __init__(self, request: StartRequest, place: Place, group: Any, told: threading.Condition) -> None:
+        self.name = request.name
+        self.started: StartedProcess | None = None
         self.placed = False  # on a machine
         inside = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle)
         actor = ray.remote(
@@ -178,23 +178,23 @@ class RayHost:
             max_restarts=0,
             max_task_retries=0,
             runtime_env={"env_vars": passed_on()},
-        )(Seat)
+        )(HostActor)
         self._make: Callable[[], Any] = actor.remote
         self._actor: Any = None
         self._killed = False
-        self.line = Line(order.name, self, told)
-        self.line.put(order)
+        self.line = Line(request.name, self, told)
+        self.line.put(request)
 
-    def ask(self, message: Order | Laden | bytes) -> bytes:
+    def ask(self, message: StartRequest | CallWithFiles | bytes) -> bytes:
         """In the line's thread: ask, and wait for the answer."""
         answer = b""
         try:
-            if isinstance(message, Laden):
+            if isinstance(message, CallWithFiles):
                 lost, answer = ray.get(self._actor.ask_with.remote(message.content, message.folders, *message.parts))
-            elif isinstance(message, Order):
-                lost, self.seated = self._seat(message)
-                if self.seated is not None:
-                    log.info("%s is process %d on %s", self.name, self.seated.process, self.seated.machine)
+            elif isinstance(message, StartRequest):
+                lost, self.started = self._start_process(message)
+                if self.started is not None:
+                    log.info("%s is process %d on %s", self.name, self.started.process, self.started.machine)
             else:
                 lost, answer = ray.get(self._actor.ask.remote(message))
         except Exception as error:  # its actor or its machine is gone, or the cluster
@@ -203,7 +203,7 @@ class RayHost:
             raise HostLost(lost)
         return answer
 
-    def _seat(self, order: Order) -> tuple[str, Seated | None]:
+    def _start_process(self, request: StartRequest) -> tuple[str, StartedProcess | None]:
         """Have an actor made that starts the host. Ray may have put it on a machine of whose end it had not heard: it
         is made anew then, and waits for a place."""
         while True:
@@ -213,7 +213,7 @@ class RayHost:
             try:
                 ray.get(self._actor.__ray_ready__.remote())
                 self.placed = True
-                return ray.get(self._actor.open.remote(order))  # type: ignore[no-any-return]
+                return ray.get(self._actor.open.remote(request))  # type: ignore[no-any-return]
             except ActorDiedError as error:
                 if self._killed or _NO_MACHINE not in str(error):
                     raise
@@ -232,7 +232,7 @@ class RayHost:
         self._killed = True
         self.line.lose(f"{self.name} was killed by the driver")
         with contextlib.suppress(Exception):
-            return self._actor.end.options(concurrency_group="control").remote(alone) if self.seated else None
+            return self._actor.end.options(concurrency_group="control").remote(alone) if self.started else None
         return None
 
     def reap(self, patience: float) -> None:
@@ -248,9 +248,9 @@ class RayHost:
     def gone(self, error: Exception) -> str:
         """How, in words."""
         process = "not started yet"
-        if self.seated is not None:
-            process = f"process {self.seated.process} on {self.seated.machine}"
-        return f"{self.name} ({process}) went with its Ray actor: {brief(error)}"
+        if self.started is not None:
+            process = f"process {self.started.process} on {self.started.machine}"
+        return f"{self.name} ({process}) went with its Ray actor: {_brief(error)}"
 
 
 class RayTransport(PackedTransport[RayHost]):
@@ -292,8 +292,8 @@ class RayTransport(PackedTransport[RayHost]):
             ClusterError: the cluster is lost.
         """
         place = self._places.get(spec.name, _FREE)
-        order = order_of(spec, devices=self._visible(place), output=self._output)
-        host = RayHost(order, place, self._group, self._told)
+        request = start_request(spec, devices=self._visible(place), output=self._output)
+        host = RayHost(request, place, self._group, self._told)
         with self._told:
             if self._lost:
                 raise ClusterError(self._lost)
@@ -317,7 +317,7 @@ class RayTransport(PackedTransport[RayHost]):
         bare = tuple(replace(arg, cargo=None) if isinstance(arg, Ticket) else arg for arg in args)
         parts = [(one.folder, part) for one in shipped for part in one.parts]
         folders, references = zip(*parts, strict=True)
-        return host.line.put(Laden(packed((method, bare)), folders, references))
+        return host.line.put(CallWithFiles(packed((method, bare)), folders, references))
 
     def collect(self, hosts: Sequence[RayHost], folder: str) -> tuple[Any, ...]:
         """Take the files of a folder from the machines of ``hosts``; references to them.
@@ -338,7 +338,7 @@ class RayTransport(PackedTransport[RayHost]):
 
     def where(self) -> dict[str, str]:
         """Return the machine of each host that has started."""
-        return {host.name: host.seated.machine for host in self._hosts if host.seated is not None}
+        return {host.name: host.started.machine for host in self._hosts if host.started is not None}
 
     def _end(self, hosts: Sequence[RayHost]) -> None:
         mine = [host for host in hosts if host in self._hosts]
@@ -376,16 +376,15 @@ def _own_devices() -> list[str]:
     return [str(device) for device in ray.get_gpu_ids()]
 
 
-def check_left() -> None:
-    """Ray is on one cluster at a time.
-
-    Raises:
-        ClusterError: this program has not got away from one.
-    """
+def _check_left() -> None:
+    """Refuse a second cluster while Ray still leaves the first one: it is on one at a time."""
     for leaving in _LEAVING:
         leaving.join(_PATIENCE)
         if leaving.is_alive():
-            raise ClusterError(NOT_LEFT)
+            raise ClusterError(
+                "this program still waits for an answer of a Ray cluster whose head hangs, and Ray joins no other one "
+                "before: give the command in a new program"
+            )
 
 
 def be_head(descriptor: int) -> None:
@@ -408,22 +407,9 @@ def be_head(descriptor: int) -> None:
         pass
 
 
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Restore the handlers of signals: Ray answers SIGTERM by ending the program, without a save."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in zip(numbers, before, strict=True):
-                if handler is not None:
-                    signal.signal(number, handler)
-
-
 def _join(address: str, folder: str | None) -> None:
-    with _signals_kept():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
         ray.init(
             address=address,
             log_to_driver=False,
@@ -431,17 +417,19 @@ def _join(address: str, folder: str | None) -> None:
             logging_level=logging.ERROR,
             **({} if folder is None else {"_temp_dir": folder}),
         )
+    finally:  # Ray answers SIGTERM by ending the program, without a save
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _leave(life: Life | None, joined: bool) -> None:
     """Leave the cluster. Ray waits for a last answer of the head, without a limit if the head hangs."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     if joined:
-        with _signals_kept():
-            leaving.start()
-            while leaving.is_alive() and not (life is not None and life.lost.done()):
-                leaving.join(_MOMENT)
-            leaving.join(_PATIENCE)
+        leaving.start()
+        while leaving.is_alive() and not (life is not None and life.lost.done()):
+            leaving.join(_MOMENT)
+        leaving.join(_PATIENCE)
         if leaving.is_alive():
             atexit.unregister(ray.shutdown)  # it would wait as well
             _LEAVING.append(leaving)
@@ -449,7 +437,17 @@ def _leave(life: Life | None, joined: bool) -> None:
         life.close()
 
 
+def _brief(error: Exception) -> str:
+    """Return the first words of a long message."""
+    if isinstance(error, ActorUnavailableError):  # "temporarily", in Ray's words: it is given up
+        return "its connection ended, as it does when its machine is lost"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(line for line in lines if ":" not in line[:16])[:240] or type(error).__name__
+    return said.rstrip(". ")
+
+
 def _look() -> Life:
+    """Return the watch of the cluster that was joined."""
     context = ray.get_runtime_context()
     me = context.get_node_id()
     (here,) = [node for node in ray.nodes() if node["NodeID"] == me]

@@ -30,7 +30,7 @@ class HostSpec:
 Host = Any
 """A started host, to be handed back to its transport and not looked into."""
 
-ROOM = "dapo-carried-"
+SHARED_FOLDER = "dapo-carried-"
 """How folders begin through which a transport carries files; see ``CarriesFiles``."""
 
 

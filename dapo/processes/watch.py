@@ -60,6 +60,15 @@ def unanswered(address: str, patience: float = _ANSWER) -> str:
             return ""
 
 
+def unreachable(address: str, why: str) -> str:
+    """Return the next move for a Ray cluster that cannot be joined."""
+    return (
+        f"the Ray cluster at {address} cannot be joined: {why}. The driver has to run on a machine of the cluster "
+        "(`ray start --address=HOST:PORT` adds one); cluster.address=null without RAY_ADDRESS starts a cluster of "
+        "this machine alone"
+    )
+
+
 class Watch:
     """Thread that holds a connection and reports once that its other end is gone, or no longer greets.
 

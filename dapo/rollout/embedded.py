@@ -33,7 +33,7 @@ from dapo.rollout.kept import Kept, KeptSlots, Past
 from dapo.rollout.pools import Prefilled
 from dapo.rollout.requests import Gate, sequence_of, token_count
 from dapo.rollout.roster import Roster
-from dapo.rollout.sampling import Candidates, Law, draw_mixed
+from dapo.rollout.sampling import Candidates, SamplingSettings, draw_mixed
 from dapo.rollout.slots import check_slots, choose_slots, kept_bytes
 from dapo.rollout.traffic import read, send
 from dapo.rollout.weights import take_weights, tensor_sums
@@ -253,11 +253,11 @@ class EmbeddedEngine:
 
     def _sample(self, seats: IntArray, logits: Tensor, uniform: Tensor) -> list[SampleEvent]:
         """Draw and record the next token of ``seats`` from ``logits`` [n, vocabulary]; returns what ended."""
-        tokens, logprobs = draw_mixed(logits, uniform, groups := self._laws(seats), self._candidates.count)
+        tokens, logprobs = draw_mixed(logits, uniform, groups := self._settings(seats), self._candidates.count)
         found = read(tokens[:, 0], logprobs[:, 0])
-        if any(law.truncates for law, _ in groups) and len(doubtful := np.flatnonzero(~np.isfinite(found[1]))):
+        if any(setting.truncates for setting, _ in groups) and len(doubtful := np.flatnonzero(~np.isfinite(found[1]))):
             rows = send(doubtful, logits.device)
-            again = draw_mixed(logits[rows], uniform[rows], self._laws(seats[doubtful]))
+            again = draw_mixed(logits[rows], uniform[rows], self._settings(seats[doubtful]))
             tokens[rows], logprobs[rows] = again
             found = read(tokens[:, 0], logprobs[:, 0])
             if np.isfinite(found[1][doubtful]).any():  # else it is the model whose logits are not finite
@@ -270,10 +270,10 @@ class EmbeddedEngine:
             events += self._release(failed, FinishReason.FAILED, "the model's logits are not finite")
         return events
 
-    def _laws(self, seats: IntArray) -> list[tuple[Law, Tensor | None]]:
-        """Return how the next tokens of ``seats`` are drawn, with the rows that each law is for; None means all."""
-        laws = self._roster.laws(seats)
-        return [(law, None if rows is None else send(rows, self._loaded.device)) for law, rows in laws]
+    def _settings(self, seats: IntArray) -> list[tuple[SamplingSettings, Tensor | None]]:
+        """Return how the next tokens of ``seats`` are drawn, with the rows that each setting is for; None means all."""
+        settings = self._roster.settings(seats)
+        return [(setting, None if rows is None else send(rows, self._loaded.device)) for setting, rows in settings]
 
     def _release(self, seats: IntArray, finish: FinishReason | None, reason: str | None = None) -> list[SampleEvent]:
         if not len(seats):

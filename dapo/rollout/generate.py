@@ -46,8 +46,8 @@ class _Drawn:
         rows = torch.from_numpy(seats).to(scores.device)
         uniform = torch.from_numpy(self.roster.uniforms(seats)).to(scores.device)[:, None]
         groups = [
-            (law, None if own is None else torch.from_numpy(own).to(scores.device))
-            for law, own in self.roster.laws(seats)
+            (setting, None if own is None else torch.from_numpy(own).to(scores.device))
+            for setting, own in self.roster.settings(seats)
         ]
         tokens, logprobs = draw_mixed(scores[rows].float(), uniform, groups)
         self.clock += 1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dapo.models.routing import EXTRA, Routes
 from dapo.rollout.requests import sequence_of
-from dapo.rollout.sampling import Law, law_of
+from dapo.rollout.sampling import SamplingSettings, settings_of
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import IntArray, Key, SampleEvent, SampleRequest
 from dapo.types.enums import FinishReason
@@ -43,9 +43,9 @@ class Roster:
         self._stream = np.zeros(seats, dtype=np.uint64)
         self._tokens = np.zeros((seats, 64), dtype=np.int64)
         self._logprobs = np.zeros((seats, 64), dtype=np.float32)
-        self._law = np.zeros(seats, dtype=np.int64)  # index into ``_laws``
-        self._laws: dict[Law, int] = {}
-        self._users: Counter[int] = Counter()  # live responses by index of their law
+        self._setting = np.zeros(seats, dtype=np.int64)  # index into ``_settings``
+        self._settings: dict[SamplingSettings, int] = {}
+        self._users: Counter[int] = Counter()  # live responses by index of their setting
         self._stop_set = np.zeros(seats, dtype=np.int64)  # row of ``_stops``
         self._stop_sets: dict[tuple[int, ...], int] = {}
         self._stops = np.zeros((0, vocabulary), dtype=np.bool_)  # [stop sets, vocabulary]
@@ -73,9 +73,10 @@ class Roster:
             if request.sampling.stop:
                 self._reading[number] = request.sampling.stop
         first = np.array([0 if request.prefix is None else len(request.prefix) for request in requests])
-        laws = [self._laws.setdefault(law_of(request.sampling), len(self._laws)) for request in requests]
-        self._users.update(laws)
-        self._law[seats] = laws
+        own = [settings_of(request.sampling) for request in requests]
+        indices = [self._settings.setdefault(settings, len(self._settings)) for settings in own]
+        self._users.update(indices)
+        self._setting[seats] = indices
         self._stop_set[seats] = [self._index_of_stops(request.sampling.stop_token_ids) for request in requests]
         self._first[seats] = first
         self._left[seats] = [request.sampling.max_tokens for request in requests] - first
@@ -97,13 +98,13 @@ class Roster:
             self._stops = np.concatenate([self._stops, stops])
         return index
 
-    def laws(self, seats: IntArray) -> list[tuple[Law, IntArray | None]]:
-        """Return the laws in use with the rows of ``seats`` that follow them; None means all rows."""
-        in_use = [law for law, index in self._laws.items() if self._users[index]]
+    def settings(self, seats: IntArray) -> list[tuple[SamplingSettings, IntArray | None]]:
+        """Return the settings in use with the rows of ``seats`` that follow them; None means all rows."""
+        in_use = [setting for setting, index in self._settings.items() if self._users[index]]
         if len(in_use) == 1:
             return [(in_use[0], None)]
-        rows = [(law, np.flatnonzero(self._law[seats] == self._laws[law])) for law in in_use]
-        return [(law, own) for law, own in rows if len(own)]
+        rows = [(setting, np.flatnonzero(self._setting[seats] == self._settings[setting])) for setting in in_use]
+        return [(setting, own) for setting, own in rows if len(own)]
 
     def uniforms(self, seats: IntArray) -> NDArray[np.float64]:
         """Return the uniform number that draws the next token of each of ``seats``."""
@@ -186,10 +187,10 @@ class Roster:
             return []
         events = []
         stops = self._stops[self._stop_set[numbers], self.last[numbers]].tolist()
-        laws = self._law[numbers].tolist()
-        for number, made, law, stopped in zip(numbers.tolist(), self.made[numbers].tolist(), laws, stops, strict=True):
+        made_by, indices = self.made[numbers].tolist(), self._setting[numbers].tolist()
+        for number, made, index, stopped in zip(numbers.tolist(), made_by, indices, stops, strict=True):
             seat = self._occupied.pop(number)
-            self._users[law] -= 1
+            self._users[index] -= 1
             heapq.heappush(self._free, number)
             how = finish
             if how is None:

@@ -20,8 +20,8 @@ from torch import Tensor
 from dapo.types.batch import SamplingParams
 
 
-class Law(NamedTuple):
-    """Parameters that decide how a token is drawn. Rows with equal laws are drawn together."""
+class SamplingSettings(NamedTuple):
+    """Parameters that decide how a token is drawn. Rows with equal settings are drawn together."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -33,9 +33,9 @@ class Law(NamedTuple):
         return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0)
 
 
-def law_of(params: SamplingParams) -> Law:
+def settings_of(params: SamplingParams) -> SamplingSettings:
     """Return the part of ``params`` that concerns drawing."""
-    return Law(params.temperature, params.top_p, params.top_k)
+    return SamplingSettings(params.temperature, params.top_p, params.top_k)
 
 
 class Candidates:
@@ -117,35 +117,37 @@ def _whole_mass(logits: Tensor, top: Tensor) -> Tensor:
     return torch.cat([(part.double() - highest).exp_().sum(-1, keepdim=True) for part, highest in pairs])
 
 
-def _truncated(logits: Tensor, law: Law, candidates: int | None) -> Tensor:
+def _truncated(logits: Tensor, settings: SamplingSettings, candidates: int | None) -> Tensor:
     if candidates is not None:
-        count = max(candidates, 2 * law.top_k)
+        count = max(candidates, 2 * settings.top_k)
         if _MORE * count <= logits.shape[-1]:
-            return truncate_by_few(logits, law.top_k, law.top_p, count)
-    return truncate(logits, law.top_k, law.top_p)
+            return truncate_by_few(logits, settings.top_k, settings.top_p, count)
+    return truncate(logits, settings.top_k, settings.top_p)
 
 
-def draw(logits: Tensor, uniform: Tensor, law: Law, candidates: int | None = None) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, uniform: Tensor, settings: SamplingSettings, candidates: int | None = None
+) -> tuple[Tensor, Tensor]:
     """One token per row, and its log-probability under the distribution that it was drawn from.
 
     Args:
         logits: [rows, vocabulary], float32.
         uniform: [rows, 1], float64 in (0, 1).
-        law: temperature 0 takes the likeliest token; its log-probability is that of the softmax at temperature 1.
-        candidates: put so many tokens of each row in order, not the vocabulary, where the law truncates.
+        settings: temperature 0 takes the likeliest token; its log-probability is that of the softmax at temperature 1.
+        candidates: put so many tokens of each row in order, not the vocabulary, where the settings truncates.
 
     Returns:
         token ids [rows, 1] int64 and log-probabilities [rows, 1] float32: of logits / temperature, renormalised
         over the kept tokens. Non-finite logits give a non-finite log-probability, and so does a row that the candidates
         do not settle: draw it again without them.
     """
-    if law.temperature == 0.0:
+    if settings.temperature == 0.0:
         tokens = logits.argmax(dim=-1, keepdim=True)
         return tokens, torch.log_softmax(logits, dim=-1).gather(1, tokens)
-    if law.temperature != 1.0:
-        logits = logits / law.temperature
-    if law.truncates:
-        logits = _truncated(logits, law, candidates)
+    if settings.temperature != 1.0:
+        logits = logits / settings.temperature
+    if settings.truncates:
+        logits = _truncated(logits, settings, candidates)
     if logits.is_cuda or logits.shape[-1] >= _MANY_WORDS:
         return draw_by_parts(logits, uniform)
     logprobs = torch.log_softmax(logits, dim=-1)
@@ -184,20 +186,23 @@ def draw_by_parts(logits: Tensor, uniform: Tensor, width: int = _WIDTH) -> tuple
 
 
 def draw_mixed(
-    logits: Tensor, uniform: Tensor, groups: Sequence[tuple[Law, Tensor | None]], candidates: int | None = None
+    logits: Tensor,
+    uniform: Tensor,
+    groups: Sequence[tuple[SamplingSettings, Tensor | None]],
+    candidates: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`draw` where rows follow different laws.
+    """:func:`draw` where rows follow different settings.
 
     Args:
         logits: [rows, vocabulary].
         uniform: [rows, 1].
-        groups: laws with the rows that follow them; None for the rows means all.
+        groups: settings with the rows that follow them; None for the rows means all.
         candidates: as for :func:`draw`.
     """
     if len(groups) == 1:
         return draw(logits, uniform, groups[0][0], candidates)
     tokens = torch.empty((logits.shape[0], 1), dtype=torch.int64, device=logits.device)
     logprobs = torch.empty((logits.shape[0], 1), dtype=torch.float32, device=logits.device)
-    for law, rows in groups:
-        tokens[rows], logprobs[rows] = draw(logits[rows], uniform[rows], law, candidates)
+    for setting, rows in groups:
+        tokens[rows], logprobs[rows] = draw(logits[rows], uniform[rows], setting, candidates)
     return tokens, logprobs

@@ -328,19 +328,12 @@ class Dispatcher:
 
     async def _has_wanted(self, reason: str) -> bool:
         """One look at the server, and one load if it needs one. True: it held the weights wanted when we looked."""
-        loop = asyncio.get_running_loop()
-        end, pause = loop.time() + self._patience, _FIRST_PAUSE
-        waiting = Waiting(self._wire.address)
-
-        def left() -> float:
-            return end - loop.time()
-
+        waiting, pause = Waiting(self._wire.address, self._patience), _FIRST_PAUSE
         while True:
             wanted = self._wanted
             assert wanted is not None
             try:
-                question = self._wire.weight_label(max(0.1, end - loop.time()))
-                label = await waiting.answer(question, left, self.unfinished)
+                label = await self._wire.weight_label(waiting.timeout)
                 waiting.over()
                 if label == wanted.label:
                     await self._route.resume(self._patience)
@@ -356,12 +349,12 @@ class Dispatcher:
                     self._ground()
                 await self._route.load(wanted, max(self._patience, _LOAD_SECONDS))
                 self._loaded = wanted
-                end = loop.time() + self._patience
+                waiting = Waiting(self._wire.address, self._patience)
             except Unreachable as error:
-                if left() < 0:
-                    raise waiting.gone(str(error), self._patience, self.unfinished) from error
-                waiting.tell(str(error), left(), self.unfinished)
-                await asyncio.sleep(min(pause, max(0.0, left())))
+                if waiting.left < 0:
+                    raise waiting.gone(str(error), self.unfinished) from error
+                waiting.tell(str(error), self.unfinished)
+                await asyncio.sleep(min(pause, max(0.0, waiting.left)))
                 pause = min(2 * pause, 2.0)
 
     async def _watch(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -138,14 +137,10 @@ def _shaping(config: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 async def _wait_until_healthy(wire: Wire, patience: float) -> None:
-    start = time.monotonic()
-    waiting = Waiting(wire.address, _SILENT_SECONDS)
-    end = start + patience
+    waiting = Waiting(wire.address, patience, _SILENT_SECONDS)
     while True:
-        left = max(1.0, end - time.monotonic())
         try:
-            timeout = left if waiting.told else min(left, _SILENT_SECONDS)
-            status, answer = await wire.call("GET", "/health", timeout=timeout)
+            status, answer = await wire.call("GET", "/health", timeout=waiting.timeout)
             if status == 200:
                 return waiting.over()
             last = f"/health answered {status}: {words(answer)}"
@@ -155,12 +150,12 @@ async def _wait_until_healthy(wire: Wire, patience: float) -> None:
                 )
         except Unreachable as error:
             last = str(error)
-        if time.monotonic() > end:
+        if waiting.left < 0:
             raise EngineError(
                 f"no vLLM server answered at {wire.address} for {patience:.0f} s ({last}); start it, check the address "
                 "in the recipe, or raise `rollout.server.patience` if it needs longer to load"
             )
-        waiting.tell(last, end - time.monotonic())
+        waiting.tell(last)
         await asyncio.sleep(min(1.0, patience / 10))
 
 
@@ -175,9 +170,9 @@ async def _probe_logprobs(wire: Wire, vocabulary: int, patience: float) -> bool:
     """
     priority, token = True, 0
 
-    async def ask(**law: Any) -> Any:
+    async def ask(**options: Any) -> Any:
         nonlocal priority
-        sampling = {"seed": 0, "logprobs": 0, "ignore_eos": True, "detokenize": False, **law}
+        sampling = {"seed": 0, "logprobs": 0, "ignore_eos": True, "detokenize": False, **options}
         body: dict[str, Any] = {"token_ids": [token], "sampling_params": sampling}
         status, payload = 400, None
         if priority:

@@ -28,10 +28,10 @@ from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
+from dapo.run.algorithm import load_hook
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.given import ENGINE_METHODS, Context, make_engine_of
 from dapo.run.held import learner_holds
-from dapo.run.parts import load_hook
 from dapo.run.places import Places, missing_ray, transport_of
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine

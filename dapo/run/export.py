@@ -32,7 +32,7 @@ from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import read_samples
 from dapo.observe.text import clean, interval, number, percent
-from dapo.run.parts import make_facts, make_model
+from dapo.run.model import make_facts, make_model
 from dapo.run.sampling import stop_tokens
 from dapo.types.model import ModelFacts, check_fingerprint
 

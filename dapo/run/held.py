@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dapo.config.schema import Recipe
 from dapo.learner.eight_bits import moment_bytes
 from dapo.models.adapter import adapter_parameters, adapter_shapes
-from dapo.run.parts import needs_reference
+from dapo.run.algorithm import needs_reference
 from dapo.types.model import ModelFacts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

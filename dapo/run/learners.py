@@ -26,8 +26,9 @@ from dapo.models.rendezvous import serve
 from dapo.observe.console import Console
 from dapo.processes.left_over import claim, delete_left, leave
 from dapo.processes.transport import HostSpec
+from dapo.run.algorithm import make_correction, make_objective, needs_reference
 from dapo.run.deployment import Deployment
-from dapo.run.parts import adapter_seed, make_correction, make_model, make_objective, needs_reference
+from dapo.run.model import adapter_seed, make_model
 from dapo.run.places import Places, transport_of
 from dapo.run.weights import host_of
 from dapo.types.model import ModelFacts

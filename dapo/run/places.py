@@ -17,9 +17,8 @@ from dapo.observe.run_folder import HOSTS
 from dapo.processes.local import ProcessTransport
 from dapo.processes.placement import Node, Plan, amounts, await_machines, plan_places
 from dapo.processes.ray_head import OwnCluster, outlive_head
-from dapo.processes.ray_said import unreachable
 from dapo.processes.transport import Transport
-from dapo.processes.watch import lost_said, unanswered
+from dapo.processes.watch import lost_said, unanswered, unreachable
 from dapo.run.deployment import Deployment
 from dapo.types.evidence import ClusterLost
 
@@ -136,10 +135,6 @@ def open_places(recipe: Recipe, deployment: Deployment) -> Places | None:
     if missing := missing_ray(recipe):
         raise RecipeError(missing)
     outlive_head()
-    if _is_open():
-        from dapo.processes.ray import check_left
-
-        check_left()
     named = recipe.cluster.address or os.environ.get("RAY_ADDRESS")
     if named and (why := unanswered(named)):
         raise ClusterError(unreachable(named, why))

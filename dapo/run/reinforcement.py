@@ -21,7 +21,7 @@ from dapo.errors import RecipeError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
 from dapo.loop.reinforcement import Reinforcement
-from dapo.loop.sampling.collector import BatchShape, Pace, StreamingCollector
+from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingCollector
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts
@@ -32,6 +32,7 @@ from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
+from dapo.run.algorithm import make_algorithm
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.engines import check_engine, start_engine
 from dapo.run.episodes import Playing, longest_conversation, sandbox_of, start_environment
@@ -46,15 +47,7 @@ from dapo.run.given import (
     make_stream_of,
 )
 from dapo.run.learners import without_adapter
-from dapo.run.parts import (
-    check_model,
-    check_model_path,
-    facts_without_weights,
-    make_algorithm,
-    make_facts,
-    make_model,
-    make_tokenizer,
-)
+from dapo.run.model import check_model, check_model_path, facts_without_weights, make_facts, make_model, make_tokenizer
 from dapo.run.places import open_places
 from dapo.run.sampling import make_sampling, make_validation_sampling, stop_tokens
 from dapo.run.session import Session
@@ -133,7 +126,7 @@ class RewardParts:
             settings=recipe.algorithm.dynamic_sampling,
             shape=BatchShape(rollout.prompts_per_step, rollout.group_size),
             run_seed=recipe.run.seed,
-            pace=Pace(
+            timing=CollectorTiming(
                 _verdict_lag(recipe, self.rollouts.scorer),
                 deployment.overlaps,
                 SECONDS_A_TURN if _by_the_clock(deployment) else None,

@@ -22,9 +22,9 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.meter import meter_of
 from dapo.observe.machine import FILE, append_machine, describe_machine
 from dapo.observe.run_folder import RunFolder
+from dapo.run.algorithm import make_schedule
 from dapo.run.deployment import Deployment
 from dapo.run.learners import make_learner
-from dapo.run.parts import make_schedule
 from dapo.run.places import Places
 from dapo.system import memory_of
 from dapo.types.batch import Prompt

@@ -20,13 +20,7 @@ from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.observe.console import Console
 from dapo.run.deployment import Deployment, deployment_of
-from dapo.run.parts import (
-    check_model,
-    facts_without_weights,
-    make_facts,
-    make_model,
-    make_tokenizer,
-)
+from dapo.run.model import check_model, facts_without_weights, make_facts, make_model, make_tokenizer
 from dapo.run.sampling import stop_tokens
 from dapo.run.session import Session
 from dapo.run.weights import make_exchange

@@ -46,9 +46,9 @@ from dapo.observe.run_name import called, is_numbered
 from dapo.observe.status import StatusWriter, ending, read_status
 from dapo.observe.stopped import stop_said
 from dapo.observe.tokens import Pieces
+from dapo.run.algorithm import make_algorithm, make_objective, make_schedule
 from dapo.run.given import NOTHING_GIVEN, Given
 from dapo.run.here import check_trackers, trackers_of
-from dapo.run.parts import make_algorithm, make_objective, make_schedule
 from dapo.run.reinforcement import reward_session
 from dapo.run.session import Session, processes_of, record_machine
 from dapo.run.supervised import supervised_session

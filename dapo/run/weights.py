@@ -11,7 +11,7 @@ from pathlib import Path
 from dapo.config.schema import Recipe
 from dapo.models.rendezvous import LOOPBACK
 from dapo.processes.left_over import claim, delete_left
-from dapo.processes.transport import ROOM
+from dapo.processes.transport import SHARED_FOLDER
 from dapo.run.deployment import Deployment
 from dapo.run.places import Places
 from dapo.system import shared_memory
@@ -57,7 +57,7 @@ def _folder(deployment: Deployment, facts: ModelFacts, run: Path | None, places:
         delete_sets(run / "weights")
         return run / "weights"
     if deployment.route == "object_store" and deployment.learner != "here":
-        return room_of()
+        return new_shared_folder()
     return shared_weights(facts, run, memory=places is None or places.one_machine)
 
 
@@ -77,10 +77,10 @@ def shared_weights(facts: ModelFacts, run: Path | None, *, memory: bool = True) 
     return Path(tempfile.mkdtemp(prefix=_PREFIX)) if run is None else run / "weights"
 
 
-def room_of() -> Path:
+def new_shared_folder() -> Path:
     """Return a folder, in shared memory if there is any, that the processes of this run alone use on every machine."""
     parent = shared_memory() or Path(tempfile.gettempdir())
-    return parent / f"{ROOM}{secrets.token_hex(8)}"
+    return parent / f"{SHARED_FOLDER}{secrets.token_hex(8)}"
 
 
 def _room(folder: Path) -> int:

@@ -18,8 +18,8 @@ STORE = (2e9, 1.5e9)
 class ObjectStore(Folder):
     """Files between machines that share no disk.
 
-    The transport takes the files away and lays them out before an engine's call, so ``dapo.processes.carried`` deletes
-    them on every machine.
+    The transport takes the files away and lays them out before an engine's call, so ``dapo.processes.shared_folders``
+    deletes them on every machine.
     """
 
     name: ClassVar[Route] = "object_store"

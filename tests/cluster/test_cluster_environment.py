@@ -41,7 +41,7 @@ def test_actors_play_what_workers_of_this_machine_play_also_with_one_killed(tmp_
     def shooting(players, question):
         asked.append(question.key)
         if len(asked) == 100:
-            process = players._members[0].host.seated.process
+            process = players._members[0].host.started.process
             shots.append(process)
             os.kill(process, signal.SIGKILL)
         ask(players, question)

@@ -108,14 +108,14 @@ def test_a_rank_that_is_killed_is_started_again_from_the_checkpoint(recipe, loca
 
 def test_weights_by_the_object_store_are_the_same_run_also_with_an_engine_killed(recipe, local, joined, monkeypatch):
     """From ranks to engines, one of which is gone when the second publish comes; nothing is left in memory."""
-    rooms, room_of = [], weights.room_of
-    monkeypatch.setattr(weights, "room_of", lambda: rooms.append(room_of()) or rooms[-1])
+    folders, new_shared_folder = [], weights.new_shared_folder
+    monkeypatch.setattr(weights, "new_shared_folder", lambda: folders.append(new_shared_folder()) or folders[-1])
     loads, shots = shoot_at_the_second_publish(monkeypatch)
     rows = train(recipe, "store", *RANKS, *joined, "rollout.weight_transfer=object_store")
     assert computed(rows) == local
     assert loads == ["object_store"] * 5
     assert_lost_once(recipe.parent / "store", shots[0])
-    assert [room.exists() for room in rooms] == [False]
+    assert [folder.exists() for folder in folders] == [False]
     assert not (recipe.parent / "store" / "weights").exists()
 
 

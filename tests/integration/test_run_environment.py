@@ -322,7 +322,7 @@ def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
     """Nor any metric of the step. Nonsense in their place does nothing; at a single model token it does."""
     import dataclasses
 
-    from dapo.run.parts import make_algorithm
+    from dapo.run.algorithm import make_algorithm
     from dapo.types.batch import StepBatch
     from dapo.types.enums import Disposition
 

@@ -24,7 +24,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import recipe_from_dict
 from dapo.observe.console import Console
 from dapo.run.given import Given
-from dapo.run.parts import make_model
+from dapo.run.model import make_model
 from dapo.run.reinforcement import reward_session
 from dapo.types.batch import SampleEvent, Score
 from dapo.types.enums import FinishReason

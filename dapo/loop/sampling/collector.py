@@ -61,7 +61,7 @@ class BatchShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class CollectorTiming:
     """Settings that decide the order of events in a collector."""
 
     verdict_lag: int = 0  # engine steps after which a verdict takes effect
@@ -119,7 +119,7 @@ class StreamingCollector:
         settings: DynamicSampling,
         shape: BatchShape,
         run_seed: int,
-        pace: Pace | None = None,
+        timing: CollectorTiming | None = None,
         phases: Phases | None = None,
         watch: Callable[[CollectProgress], None] | None = None,
     ) -> None:
@@ -133,16 +133,17 @@ class StreamingCollector:
             settings: of dynamic sampling.
             shape: of a batch.
             run_seed: the seed of samples, selection and copies.
-            pace: what decides the order of events; None: the engine's clock alone.
+            timing: what decides the order of events; None: the engine's clock alone.
             phases: measures how long each part takes.
             watch: called after every judged group, and every ``PULSE`` seconds without one.
         """
         self.rollouts, self.engine, self.algorithm = rollouts, rollouts.engine, algorithm
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = shape.prompts, shape.group_size
-        self.run_seed, self.phases, self.pace = run_seed, phases or Phases(), pace or Pace()
+        self.run_seed, self.phases = run_seed, phases or Phases()
+        self.timing = timing = timing or CollectorTiming()
         self._watch, self._watched_at = watch, time.monotonic()
-        self.scores = Scores(rollouts, self.pace.verdict_lag, self.phases, self._pulse, waits=self.pace.turn is None)
+        self.scores = Scores(rollouts, timing.verdict_lag, self.phases, self._pulse, waits=timing.turn is None)
         self.history = PromptHistory(settings.correct_at)
         self.selector = PromptSelector(stream, self.history, settings.selection, run_seed)
         self.refill = Refill(settings, shape.prompts)
@@ -180,10 +181,10 @@ class StreamingCollector:
             else:
                 self.begin(step)
             while not self.ready():
-                if not self.pump(self.pace.turn):
+                if not self.pump(self.timing.turn):
                     self.meet_cap()
                     break
-            if not self.pace.overlaps:
+            if not self.timing.overlaps:
                 self.pause()
         except Exception as error:
             self.give_up(error)
@@ -272,7 +273,7 @@ class StreamingCollector:
     def rest(self) -> None:
         """Take back what the engine has, so that ``state`` can be taken; the next ``pump`` goes on."""
         if not self.rolled_back:
-            self.pause() if self.pace.turn is None else self.hold()
+            self.pause() if self.timing.turn is None else self.hold()
 
     def hold(self) -> None:
         """Pause without waiting for scores: the engine rests no longer than it takes to write a state."""
@@ -403,9 +404,9 @@ class StreamingCollector:
                 for response in ended:
                     self.account.generated(response.new_tokens)
                 self._ask(ended)
-        if self.rollouts.under_way("train") or self.pace.turn is not None:
+        if self.rollouts.under_way("train") or self.timing.turn is not None:
             if not self.rollouts.under_way("train"):
-                self.scores.wait(timeout or self.pace.turn or 0.0)
+                self.scores.wait(timeout or self.timing.turn or 0.0)
             self._judge_ended(self.engine.clock)
         else:
             self._judge_ended(None)

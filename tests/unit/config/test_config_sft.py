@@ -5,7 +5,7 @@ import pytest
 from dapo.config import recipe_from_dict
 from dapo.config.check_sft import _OF_REWARDS, _OF_REWARDS_TOO, _READ_ANYWAY, read_by_sft, supervised, unreached
 from dapo.config.settings import settings
-from dapo.run.parts import make_schedule
+from dapo.run.algorithm import make_schedule
 
 RECIPE = {
     "run": {"name": "both", "reward_workers": 2, "seed": 7},

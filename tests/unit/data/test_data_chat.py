@@ -17,7 +17,7 @@ from dapo.data import EpochStream, prepare
 from dapo.data.render import seen_lines
 from dapo.errors import DataError, RecipeError
 from dapo.models.tiny import make_word_tokenizer
-from dapo.run.parts import make_tokenizer
+from dapo.run.model import make_tokenizer
 from dapo.run.texts import make_decode
 
 TEMPLATE = (

@@ -11,7 +11,7 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.sampling.collector import BatchShape, Pace, StreamingCollector
+from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.requests import Gate, ended_before, sequence_of
@@ -248,7 +248,7 @@ def make_collector(
         settings=chosen,
         shape=BatchShape(prompts, group),
         run_seed=1,
-        pace=Pace(lag, overlaps, turn),
+        timing=CollectorTiming(lag, overlaps, turn),
         watch=watch,
         phases=phases,
     )

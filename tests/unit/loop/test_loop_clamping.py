@@ -10,7 +10,7 @@ from dapo.algorithms.shaping import clamped
 from dapo.config import recipe_from_dict
 from dapo.loop.reinforcement import Notices
 from dapo.observe.notices import notice_said
-from dapo.run.parts import make_algorithm
+from dapo.run.algorithm import make_algorithm
 from dapo.types.batch import Score
 
 MINE = {"name": "mine", "kind": "function", "function": "json:loads"}  # a function: the recipe passes with a warning

@@ -12,7 +12,7 @@ from small_recipe import small_recipe
 from dapo.models.builtin import cache_folder, find_builtin_model
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.console import Console
-from dapo.run.parts import model_path
+from dapo.run.model import model_path
 
 NAME = "builtin/signed-sum-test"
 

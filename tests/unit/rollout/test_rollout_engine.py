@@ -169,11 +169,11 @@ def test_stop_tokens_and_limits(kind, model, help, monkeypatch):
 def test_one_batch_may_mix_laws(model, help):
     loaded = model("llama")
     engine = EmbeddedEngine(loaded)
-    laws = [{"temperature": 0.0}, {"temperature": 0.5}, {"top_p": 0.5}, {}]
-    engine.submit([help.request(g, i, max_tokens=15, **law) for g in range(3) for i, law in enumerate(laws)])
+    sampled = [{"temperature": 0.0}, {"temperature": 0.5}, {"top_p": 0.5}, {}]
+    engine.submit([help.request(g, i, max_tokens=15, **options) for g in range(3) for i, options in enumerate(sampled)])
     together = help.drain(engine)
-    for i, law in enumerate(laws):
-        engine.submit([help.request(g, i, max_tokens=15, **law) for g in range(3)])
+    for i, options in enumerate(sampled):
+        engine.submit([help.request(g, i, max_tokens=15, **options) for g in range(3)])
         for key, event in help.drain(engine).items():
             assert event.token_ids.tolist() == together[key].token_ids.tolist()
 

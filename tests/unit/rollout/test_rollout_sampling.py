@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dapo.rollout import sampling
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.sampling import Law, draw, draw_by_parts, draw_mixed, truncate, truncate_by_few
+from dapo.rollout.sampling import SamplingSettings, draw, draw_by_parts, draw_mixed, truncate, truncate_by_few
 from dapo.types.seeds import stream_keys, uniforms
 
 
@@ -51,7 +51,7 @@ def test_uniforms_are_uniform_and_uncorrelated_between_neighbours():
 def test_samples_follow_the_softmax(temperature):
     rows = 40_000
     logits = torch.tensor([1.0, -2.0, 0.5, 3.0, -0.5, 2.0, 0.0, -9.0])
-    tokens, logprobs = draw(logits.expand(rows, -1), _uniform(rows), Law(temperature))
+    tokens, logprobs = draw(logits.expand(rows, -1), _uniform(rows), SamplingSettings(temperature))
     expected = (logits.double() / temperature).softmax(-1)
     counts = torch.bincount(tokens[:, 0], minlength=8).double()
     assert float(((counts - rows * expected) ** 2 / (rows * expected))[:7].sum()) < 22.5  # 6 degrees, p = 0.001
@@ -78,7 +78,7 @@ def test_truncation_by_hand():
 def test_truncated_draws_stay_inside_and_are_renormalised():
     rows = 5000
     logits = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2]).log().expand(rows, -1)
-    tokens, logprobs = draw(logits, _uniform(rows), Law(top_p=0.7, top_k=4))
+    tokens, logprobs = draw(logits, _uniform(rows), SamplingSettings(top_p=0.7, top_k=4))
     assert set(tokens[:, 0].tolist()) == {1, 3, 4}
     expected = torch.tensor([0.0, 0.4, 0.0, 0.25, 0.2]) / 0.85
     torch.testing.assert_close(logprobs, expected.log()[tokens], atol=1e-5, rtol=0)
@@ -87,36 +87,36 @@ def test_truncated_draws_stay_inside_and_are_renormalised():
 def test_zero_probability_tokens_are_never_drawn_at_the_ends():
     logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
     for number, token in ((2.0**-53, 1), (1 - 2.0**-53, 2)):
-        drawn, logprob = draw(logits, torch.tensor([[number]], dtype=torch.float64), Law())
+        drawn, logprob = draw(logits, torch.tensor([[number]], dtype=torch.float64), SamplingSettings())
         assert drawn.item() == token
         assert logprob.item() == pytest.approx(np.log(0.5))
 
 
 def test_a_number_on_the_border_belongs_to_the_right_token():
-    token, _ = draw(torch.zeros(1, 2), torch.tensor([[0.5]], dtype=torch.float64), Law())
+    token, _ = draw(torch.zeros(1, 2), torch.tensor([[0.5]], dtype=torch.float64), SamplingSettings())
     assert token.item() == 1  # token 0 has [0, 0.5)
 
 
 def test_greedy_takes_the_likeliest_at_temperature_one():
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    token, logprob = draw(logits, _uniform(1), Law(temperature=0.0))
+    token, logprob = draw(logits, _uniform(1), SamplingSettings(temperature=0.0))
     assert token.item() == 1
     assert logprob.item() == pytest.approx(float(logits.softmax(-1)[0, 1].log()))
 
 
 def test_mixed_laws_equal_each_law_alone():
     logits = torch.randn(9, 12, generator=torch.Generator().manual_seed(0))
-    laws = [Law(0.0), Law(0.5, 0.8, 0), Law(1.0, 1.0, 3)]
-    groups = [(law, torch.arange(i, 9, 3)) for i, law in enumerate(laws)]
+    settings = [SamplingSettings(0.0), SamplingSettings(0.5, 0.8, 0), SamplingSettings(1.0, 1.0, 3)]
+    groups = [(setting, torch.arange(i, 9, 3)) for i, setting in enumerate(settings)]
     tokens, logprobs = draw_mixed(logits, _uniform(9), groups)
-    for law, rows in groups:
-        alone = draw(logits[rows], _uniform(9)[rows], law)
+    for setting, rows in groups:
+        alone = draw(logits[rows], _uniform(9)[rows], setting)
         assert torch.equal(tokens[rows], alone[0])
         assert torch.equal(logprobs[rows], alone[1])
 
 
 def test_non_finite_logits_give_a_non_finite_logprob():
-    token, logprob = draw(torch.full((1, 5), torch.nan), _uniform(1), Law())
+    token, logprob = draw(torch.full((1, 5), torch.nan), _uniform(1), SamplingSettings())
     assert 0 <= token.item() < 5
     assert not torch.isfinite(logprob).item()
 
@@ -163,19 +163,19 @@ def test_which_rows_a_few_candidates_settle():
     assert settled(broken, top_p=0.9) == [False, False]
 
 
-@pytest.mark.parametrize("law", [Law(1.0, 0.7), Law(0.8, 0.95, 40), Law(1.0, 1.0, 7)])
-def test_draws_from_a_large_vocabulary_are_the_bits_of_the_whole_order(law, monkeypatch):
+@pytest.mark.parametrize("given", [(1.0, 0.7), (0.8, 0.95, 40), (1.0, 1.0, 7)])
+def test_draws_from_a_large_vocabulary_are_the_bits_of_the_whole_order(given, monkeypatch):
     logits = torch.randn(8, 6000, generator=torch.Generator().manual_seed(0)) * 4
-    wanted = draw(logits, _uniform(8), law)
+    wanted = draw(logits, _uniform(8), SamplingSettings(*given))
     monkeypatch.setattr(sampling, "truncate", None)  # is not called
-    found = draw(logits, _uniform(8), law, candidates=1024)
+    found = draw(logits, _uniform(8), SamplingSettings(*given), candidates=1024)
     assert torch.equal(found[0], wanted[0])
     assert torch.equal(found[1], wanted[1])
 
 
 def test_a_small_vocabulary_is_put_in_order_at_once(monkeypatch):
     monkeypatch.setattr(sampling, "truncate_by_few", None)  # is not called
-    draw(torch.randn(2, 4000), _uniform(2), Law(top_p=0.9), candidates=1024)
+    draw(torch.randn(2, 4000), _uniform(2), SamplingSettings(top_p=0.9), candidates=1024)
 
 
 def test_drawing_asks_the_device_nothing():
@@ -185,20 +185,20 @@ def test_drawing_asks_the_device_nothing():
             return func(*args, **(kwargs or {}))
 
     logits = torch.randn(9, 200, generator=torch.Generator().manual_seed(0))
-    laws = [Law(0.0), Law(0.5, 0.8, 0), Law(1.0, 1.0, 3)]
-    groups = [(law, torch.arange(i, 9, 3)) for i, law in enumerate(laws)]
+    settings = [SamplingSettings(0.0), SamplingSettings(0.5, 0.8, 0), SamplingSettings(1.0, 1.0, 3)]
+    groups = [(setting, torch.arange(i, 9, 3)) for i, setting in enumerate(settings)]
     with Watch():
         draw_mixed(logits, _uniform(9), groups, 16)
 
 
-@pytest.mark.parametrize("laws", [[{"top_p": 0.8}], [{"top_p": 0.9}, {"temperature": 0.0}, {"top_k": 3}]])
-def test_an_engine_draws_unsettled_rows_again(laws, model, monkeypatch):
+@pytest.mark.parametrize("settings", [[{"top_p": 0.8}], [{"top_p": 0.9}, {"temperature": 0.0}, {"top_k": 3}]])
+def test_an_engine_draws_unsettled_rows_again(settings, model, monkeypatch):
     """With two candidates some rows are not settled at first; then the engine looks at more."""
 
     def run(few):
         monkeypatch.setattr(sampling, "FEW", few)
         engine = EmbeddedEngine(model("qwen3"), slots=4)
-        engine.submit([request(n, prompt_ids=prompt(n, 5), **laws[n % len(laws)]) for n in range(9)])
+        engine.submit([request(n, prompt_ids=prompt(n, 5), **settings[n % len(settings)]) for n in range(9)])
         found = {}
         while events := engine.poll():
             found |= {event.key: event for event in events}
@@ -230,7 +230,7 @@ def test_by_parts_the_same_tokens_are_drawn_as_by_one_running_sum(words):
     logits = 3 * torch.randn(2000, words, generator=generator)
     logits[::3, words // 2 :] = -torch.inf  # a truncated row, with parts that have no probability
     uniform = torch.rand(2000, 1, dtype=torch.float64, generator=generator)
-    tokens, logprobs = draw(logits, uniform, Law())
+    tokens, logprobs = draw(logits, uniform, SamplingSettings())
     parts = draw_by_parts(logits, uniform)
     assert torch.equal(parts[0], tokens)
     torch.testing.assert_close(parts[1], logprobs, rtol=0, atol=2e-6)

@@ -201,7 +201,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(tmp_pa
 def test_the_base_model_is_named_once(tmp_path, monkeypatch, capsys):
     """Facts come before weights, so that another model is refused early; both are of one built-in model."""
     base = make_tiny_model(tmp_path / "base", hidden=16, layers=1, heads=2, ffn=16)
-    monkeypatch.setattr("dapo.run.parts.find_builtin_model", lambda *args, **options: base)
+    monkeypatch.setattr("dapo.run.model.find_builtin_model", lambda *args, **options: base)
     loaded = load_model(base)
     run = tmp_path / "run"
     given = {"model": {"path": "builtin/signed-sum"}, "data": {"train": [{"task": "signed_sum"}]}}

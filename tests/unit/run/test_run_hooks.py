@@ -13,7 +13,7 @@ from small_recipe import small_recipe
 
 from dapo.algorithms.losses import LossInputs
 from dapo.errors import DapoError, HookError
-from dapo.run.parts import make_algorithm, make_objective
+from dapo.run.algorithm import make_algorithm, make_objective
 from dapo.types.enums import Verdict
 
 VALUES, VOTERS = np.array([1.0, 0.0, 1.0, np.nan]), np.array([True, True, True, False])

@@ -11,7 +11,7 @@ from learner_rows import make_groups
 from dapo.algorithms.correction import OffPolicyMask
 from dapo.config import recipe_from_dict
 from dapo.config.presets import PRESETS
-from dapo.run.parts import make_algorithm, make_correction, make_objective
+from dapo.run.algorithm import make_algorithm, make_correction, make_objective
 from dapo.types.batch import Score
 
 BASE = {

@@ -21,7 +21,7 @@ from dapo.observe.console import Console
 from dapo.run import reinforcement as module
 from dapo.run import session as common
 from dapo.run.given import Given
-from dapo.run.parts import make_tokenizer
+from dapo.run.model import make_tokenizer
 from dapo.run.reinforcement import reward_session
 
 

@@ -1,4 +1,4 @@
-"""The contents of a Ray actor: one host, in its own process with a guard, as on the driver's machine.
+"""A Ray actor that holds one host, in its own process with a guard, as on the driver's machine.
 
 So a host on a cluster prints into a file of its own, is ended with all that it started, and says how it ended, by the
 very code that does so without Ray (``dapo.processes.local``). It ends with its actor: when Ray kills that, when the
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.processes.carried import Content, Rooms
 from dapo.processes.local import ProcessHost, ProcessTransport
 from dapo.processes.served import packed
+from dapo.processes.shared_folders import Content, SharedFolders
 from dapo.processes.transport import HostLost, HostSpec
 from dapo.system import end_with_parent
 
@@ -43,18 +43,18 @@ def passed_on() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartRequest:
     """First message to an actor."""
 
     name: str
-    make: bytes  # packed (make, args) of the host's spec, which the seat does not unpack
+    make: bytes  # packed (make, args) of the host's spec, which the actor does not unpack
     environment: Mapping[str, str]
     folder: str  # where the driver works, and relative paths begin
     output: str | None  # folder for what the host prints; its parent, the run's folder, has to be there
 
 
-def order_of(spec: HostSpec, *, devices: str | None, output: str | None) -> Order:
-    """Return the order of a host. What cannot travel is refused here.
+def start_request(spec: HostSpec, *, devices: str | None, output: str | None) -> StartRequest:
+    """Return the request that starts a host. What cannot travel is refused here.
 
     Args:
         spec: of the host.
@@ -64,19 +64,19 @@ def order_of(spec: HostSpec, *, devices: str | None, output: str | None) -> Orde
     environment = {"PYTHONPATH": os.pathsep.join(own_paths()), **spec.environment}
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
-    return Order(spec.name, packed((spec.make, spec.args)), environment, str(Path.cwd()), output)
+    return StartRequest(spec.name, packed((spec.make, spec.args)), environment, str(Path.cwd()), output)
 
 
 @dataclass(frozen=True, slots=True)
-class Seated:
-    """Answer to an order."""
+class StartedProcess:
+    """Answer to a start request."""
 
     process: int  # of the host
     machine: str
 
 
 @dataclass(frozen=True, slots=True)
-class Laden:
+class CallWithFiles:
     """A call before which files have to be on the host's machine."""
 
     content: bytes
@@ -84,36 +84,36 @@ class Laden:
     parts: tuple[Any, ...]  # references, in whose place the actor finds what they stand for
 
 
-class Seat:
+class HostActor:
     """The actor. ``ask`` is called by one thread, ``end`` by another one."""
 
     def __init__(self) -> None:
         self._transport: ProcessTransport | None = None
         self._host: ProcessHost | None = None
-        self._rooms = Rooms()
+        self._folders = SharedFolders()
         end_with_parent()  # Ray's workers may outlive the raylet that started them
 
-    def open(self, order: Order) -> tuple[str, Seated | None]:
+    def open(self, request: StartRequest) -> tuple[str, StartedProcess | None]:
         """Start the host; ("", who it is), or why there is none."""
         machine = socket.gethostname()
         try:
-            os.chdir(order.folder)
-            output = None if order.output is None else Path(order.output)
+            os.chdir(request.folder)
+            output = None if request.output is None else Path(request.output)
             if output is not None and not output.parent.is_dir():
                 raise FileNotFoundError(output.parent)
         except OSError as error:
             return (
-                f"{order.name} cannot work on {machine}: {error}. Machines of a cluster have to see the driver's "
+                f"{request.name} cannot work on {machine}: {error}. Machines of a cluster have to see the driver's "
                 "working directory and the run's folder under the same paths: use a file system that they share",
                 None,
             )
         try:
             self._transport = ProcessTransport(output)
-            self._host = self._transport.open(order.name, order.make, order.environment)
+            self._host = self._transport.open(request.name, request.make, request.environment)
             self._transport.answer(self._host.begun)
         except (HostLost, OSError) as error:
-            return f"{order.name} did not start on {machine}: {error}", None
-        return "", Seated(self._host.process, machine)
+            return f"{request.name} did not start on {machine}: {error}", None
+        return "", StartedProcess(self._host.process, machine)
 
     def ask(self, message: bytes) -> tuple[str, bytes]:
         """Call the host and return its answer, or how the host was lost."""
@@ -131,7 +131,7 @@ class Seat:
             by_folder.setdefault(folder, []).append(part)
         try:
             for folder, own in by_folder.items():
-                self._rooms.lay_out(folder, own)
+                self._folders.lay_out(folder, own)
         except OSError as error:
             return f"weights that came through the object store do not fit on {socket.gethostname()}: {error}", b""
         return self.ask(message)
@@ -139,7 +139,7 @@ class Seat:
     def collect(self, folder: str) -> tuple[str, dict[str, Content]]:
         """Return and delete the files of a folder of this machine; or return why they cannot be had."""
         try:
-            return "", self._rooms.collect(folder)
+            return "", self._folders.collect(folder)
         except OSError as error:
             return f"{error} (on {socket.gethostname()})", {}
 
@@ -148,6 +148,6 @@ class Seat:
         without a head ends none."""
         if self._transport is not None:
             self._transport.close()
-        self._rooms.leave()
+        self._folders.leave()
         if myself:
             os._exit(0)

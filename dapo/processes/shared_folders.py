@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.processes.transport import ROOM
+from dapo.processes.transport import SHARED_FOLDER
 
 _KEPT = 2  # sets: the one that is loaded, and the one before, which somebody may still be reading
 _LOCK = ".lock"
-_TURN = ".turn"  # locked by the seat that lays out: others wait, and find the files
+_TURN = ".turn"  # locked by the actor that lays out: others wait, and find the files
 
 Content = NDArray[np.uint8]
 
 
-class Rooms:
+class SharedFolders:
     """Shared folders as one Ray actor uses them."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Rooms:
             try:
                 file.rename(mine)
             except FileNotFoundError:
-                continue  # another seat's
+                continue  # another actor's
             found[file.name] = np.fromfile(mine, dtype=np.uint8)
             mine.unlink()
         with suppress(OSError):
@@ -78,34 +78,34 @@ class Rooms:
     def leave(self) -> None:
         """Delete the folders that no other process uses."""
         while self._locks:
-            room, lock = self._locks.popitem()
+            shared, lock = self._locks.popitem()
             with lock, suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(room, ignore_errors=True)
+                shutil.rmtree(shared, ignore_errors=True)
 
-    def _enter(self, room: Path) -> None:
-        if room in self._locks:
+    def _enter(self, shared: Path) -> None:
+        if shared in self._locks:
             return
-        for other in room.parent.glob(f"{ROOM}*"):
-            if other != room:
+        for other in shared.parent.glob(f"{SHARED_FOLDER}*"):
+            if other != shared:
                 _delete_if_left(other)
         while True:
             try:
-                room.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock = (room / _LOCK).open("w")
+                shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = (shared / _LOCK).open("w")
             except (FileNotFoundError, FileExistsError):  # deleted by the last one that left, just now
                 continue
             fcntl.flock(lock, fcntl.LOCK_SH)
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock.fileno()), (room / _LOCK).stat()):
-                    self._locks[room] = lock
+                if os.path.samestat(os.fstat(lock.fileno()), (shared / _LOCK).stat()):
+                    self._locks[shared] = lock
                     return
             lock.close()
 
 
-def _delete_old(room: Path) -> None:
+def _delete_old(shared: Path) -> None:
     ages = {}
-    for path in room.iterdir():
+    for path in shared.iterdir():
         with suppress(FileNotFoundError):  # what a learner on this machine has written is taken away at any time
             if path.is_dir():
                 ages[path] = path.stat().st_mtime_ns
@@ -121,11 +121,11 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def _delete_if_left(room: Path) -> None:
+def _delete_if_left(shared: Path) -> None:
     """Delete one of dapo's folders if its users are gone."""
     with suppress(OSError):
-        if room.stat().st_uid != os.getuid():
+        if shared.stat().st_uid != os.getuid():
             return
-        with (room / _LOCK).open("r+") as lock:
+        with (shared / _LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(room, ignore_errors=True)
+            shutil.rmtree(shared, ignore_errors=True)
