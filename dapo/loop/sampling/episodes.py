@@ -70,7 +70,6 @@ class _Episode:
     question: Question | None = None  # asked, and its answer not in effect
     answer: Answer | None = None
     lines: list[RowOfTurns] = field(default_factory=list)  # its rows so far, where turns have prompts of their own
-    most: int | None = None  # tokens of the model's present turn, where an agent says so
     due: int | None = None  # engine step at which the answer takes effect; None: the episode is taken back
     ended: str = ""  # by which limit, while its scores are asked for
 
@@ -462,7 +461,7 @@ class Episodes:
         Raises:
             ValueError: the chat template cannot write its prompt.
         """
-        request, most = episode.request, episode.most or self.limits.max_turn_tokens
+        request, most = episode.request, self._turn_limit(episode)
         sampling, start = request.sampling, 0 if prefix is None else prefix.turn_start
         limit = sampling.max_tokens if most is None else min(sampling.max_tokens, start + most)
         if self.speech.afresh and not (episode.lines and episode.lines[-1].messages):  # no agent's
@@ -486,6 +485,12 @@ class Episodes:
             seed=derive_seed(request.seed, TURNS, number) if number else request.seed,
             keep=keep,
         )
+
+    def _turn_limit(self, episode: _Episode) -> int | None:
+        """Return the most tokens of the model's next turn: the recipe's limit, or less where an agent asks for less."""
+        turns = episode.partial.turns
+        asked = (turns[-1].asked or {}).get("max_tokens") if turns else None
+        return min((each for each in (self.limits.max_turn_tokens, asked) if each is not None), default=None)
 
     def _prompt_ids(self, episode: _Episode) -> IntArray:
         """Return the prompt of the model's present turn: the conversation so far, written afresh.
@@ -523,7 +528,6 @@ class Episodes:
             said = asked.get("answered") or {"role": MODEL, "content": partial.turns[-1].text}
             episode.lines[-1].messages.append(plain_message(said))
         own = list(map(plain_message, messages))
-        episode.most = asked.get("max_tokens")
         found, delta = self._continued(episode, own, tools)
         last, start = own[-1], len(partial)
         if delta is not None and found is episode.lines[-1]:
