@@ -29,6 +29,10 @@ def breaks(completion):
     raise KeyError("gone")
 
 
+def truncated(state):
+    return float(state["is_truncated"])
+
+
 def compared(completions, **kwargs) -> list[float]:
     return [1.0] * len(completions)
 
@@ -47,6 +51,6 @@ def load_environment(kind="raises"):
     data = far_sums.rows(20, 1)
     if kind == "tools":
         return vf.ToolEnv(tools=[add], dataset=data, rubric=vf.Rubric(funcs=[far_sums.right]), max_turns=3)
-    funcs = {"breaks": [breaks], "compared": [compared]}.get(kind, [far_sums.right])
+    funcs = {"breaks": [breaks], "truncated": [truncated], "compared": [compared]}.get(kind, [far_sums.right])
     made = {"rewrites": Rewrites, "changes": Changes}.get(kind, Raises)
     return made(dataset=data, rubric=vf.Rubric(funcs=funcs), max_turns=2)
