@@ -119,8 +119,10 @@ class EnginePool:
         self._assign(going)
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
-        """Run turns until a response has ended. With ``timeout``, turns may still be running on return; in lockstep it is
-        never more than one round, so that what is submitted meanwhile goes with the same one however long rounds take.
+        """Run turns until a response has ended. With ``timeout``, turns may still be running on return.
+
+        In lockstep, a call with ``timeout`` ends at most one round. So what is submitted between two calls joins the
+        same round, however long rounds take.
 
         Raises:
             EngineError: no engine is left.
