@@ -83,6 +83,17 @@ class Over:
     reason: str | None = None  # with ``FAILED``
 
 
+def _read_for(episode: _Episode, request: SampleRequest) -> int:
+    """Count the tokens that the model reads for a further turn: the reply, or the prompt of a row that begins."""
+    turns = episode.partial.turns
+    if not turns or turns[-1].who == MODEL:
+        return 0
+    if not episode.lines or episode.lines[-1].first != turns[-1].stop:
+        return turns[-1].stop - turns[-1].first
+    known = len(episode.lines) == 1 and np.array_equal(request.prompt_ids, episode.request.prompt_ids)  # the group's
+    return 0 if known else len(request.prompt_ids)
+
+
 class Episodes:
     """Keep the episodes of the responses under way.
 
@@ -232,10 +243,8 @@ class Episodes:
             found = self._take(episode, episode.answer, tick)
             if isinstance(found, SampleRequest):
                 requests.append(found)
-                if key.lane == "train" and (turns := episode.partial.turns) and turns[-1].who != MODEL:
-                    read = turns[-1].stop - turns[-1].first
-                    begins = bool(episode.lines) and episode.lines[-1].first == turns[-1].stop  # a row
-                    self.given += len(found.prompt_ids) if begins else read
+                if key.lane == "train":
+                    self.given += _read_for(episode, found)
             elif found is not None:
                 over.append(found)
         return requests, over

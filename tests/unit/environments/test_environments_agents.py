@@ -103,6 +103,13 @@ def test_64_agents_at_once_whose_conversations_grow_make_one_row_each(mailbox, a
         assert made.generated.tolist() == [any(t.first <= n < t.stop for t in own) for n in range(len(made))]
 
 
+def test_what_the_model_is_given_to_read_is_counted_once(mailbox):
+    """The problem that an agent asks first is the group's prompt."""
+    subject = mailbox("chain")
+    drain(subject, requests(3))
+    assert subject.episodes.given == 3 * (2 + 2 + 2)  # prompt and two replies
+
+
 def test_a_history_that_no_row_continues_begins_a_row(mailbox):
     """Its prompt has the tokens as they were sampled, where the conversation continues what was said."""
     for made in played(mailbox, "others"):
