@@ -190,6 +190,8 @@ class Verified:
         kept = [*self._known, _plain(message)]
         if asked[: len(kept)] != kept:
             raise WrongReply("the environment rewrote earlier messages; what was sampled would not be what is trained")
+        if len(asked) == len(kept):
+            raise WrongReply("the environment asks for two turns in a row, or for two turns at once; one needs a reply")
         self._known = asked
         return Reply([{**each, "content": each["content"] or ""} for each in asked[len(kept) :]])
 
@@ -221,7 +223,13 @@ class Verified:
         return state, failures
 
     async def _asks(self, messages: Any) -> Any:
-        """Wait for the model's next turn: what the client does."""
+        """Wait for the model's next turn: what the client does.
+
+        Raises:
+            WrongReply: the loop waits for one already.
+        """
+        if self._waiting is not None and not self._waiting.done():
+            raise WrongReply("the environment asks for two turns at once")
         self._waiting = asyncio.get_running_loop().create_future()
         self._events.put_nowait([_plain(message) for message in messages])
         return await self._waiting

@@ -1,5 +1,7 @@
 """Environments of verifiers that fail, rewrite, compare or call tools, by name."""
 
+import asyncio
+
 import far_sums
 import verifiers as vf
 
@@ -23,6 +25,12 @@ class Changes(far_sums.FarSums):
     async def setup_state(self, state):
         state["prompt"] = [vf.UserMessage(content="another")]
         return state
+
+
+class AsksTwice(far_sums.FarSums):
+    async def env_response(self, messages, state, **kwargs):
+        await asyncio.gather(*(self.get_model_response(state, messages) for _ in range(2)))
+        return await super().env_response(messages, state, **kwargs)
 
 
 def breaks(completion):
@@ -52,5 +60,5 @@ def load_environment(kind="raises"):
     if kind == "tools":
         return vf.ToolEnv(tools=[add], dataset=data, rubric=vf.Rubric(funcs=[far_sums.right]), max_turns=3)
     funcs = {"breaks": [breaks], "truncated": [truncated], "compared": [compared]}.get(kind, [far_sums.right])
-    made = {"rewrites": Rewrites, "changes": Changes}.get(kind, Raises)
+    made = {"rewrites": Rewrites, "changes": Changes, "twice": AsksTwice}.get(kind, Raises)
     return made(dataset=data, rubric=vf.Rubric(funcs=funcs), max_turns=2)

@@ -111,7 +111,11 @@ def test_the_library_knows_that_a_turn_met_its_limit_of_tokens(started, cut):
 
 @pytest.mark.parametrize(
     ("kind", "text", "reason"),
-    [("rewrites", "=10", "rewrote earlier messages"), ("changes", "=13", "something else than its record's prompt")],
+    [
+        ("rewrites", "=10", "rewrote earlier messages"),
+        ("changes", "=13", "something else than its record's prompt"),
+        ("twice", "=10", "two turns at once"),
+    ],
 )
 def test_an_environment_that_changes_what_was_said_is_refused(started, kind, text, reason):
     (failed,) = answers(started("odd_cases", kind=kind), asked(0, text))
