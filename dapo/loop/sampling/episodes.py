@@ -476,7 +476,7 @@ class Episodes:
         if self.speech.afresh and not (episode.lines and episode.lines[-1].messages):  # no agent's
             episode.lines = [RowOfTurns(self._prompt_ids(episode), start)]
         # an engine keeps what a further turn may go on behind
-        keep = not self.speech.afresh and len(episode.spoken) + 1 < self.limits.max_turns
+        keep = len(episode.spoken) + 1 < self.limits.max_turns
         if not episode.lines:
             return replace(request, prefix=prefix, sampling=replace(sampling, max_tokens=limit), keep=keep)
         line = episode.lines[-1]

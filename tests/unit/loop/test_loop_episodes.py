@@ -171,8 +171,10 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, spe
     assert asked > 2
 
 
-def test_each_further_turn_finds_its_slot_and_no_lane_takes_those_of_another():
-    subject = mailbox(HerePlayers(echo, most=4))
+@pytest.mark.parametrize("speech", [WordSpeech, FreshWordSpeech])
+def test_each_further_turn_finds_its_slot_and_no_lane_takes_those_of_another(speech):
+    """Also where it has a prompt of its own: that begins as the turn before."""
+    subject = mailbox(HerePlayers(echo, most=4), speech=speech)
     turns = sum(len(one.completion.turns) // 2 for one in drain(subject, requests()).values())
     opened = 6  # first turns, behind what the environment says first
     assert subject.engine.found == turns - opened > 6
