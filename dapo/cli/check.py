@@ -82,7 +82,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
             add("one episode, with canned turns", play_episode(recipe, playing, tokenizer, facts, data.train[0]))
     finally:
         if playing is not None:
-            playing.pool.close()
+            playing.close()
     check_fits(recipe, facts, data)
     add("data", data.report.lines(), shown=lambda line: not line.startswith("overlap"))
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))

@@ -125,7 +125,11 @@ def _write_data(environment: Any, folder: Path) -> None:
                 info = row.get("info")
                 if isinstance(info, Mapping) and info.get("tool_defs"):
                     raise RecipeError("environment.id: records have tools of their own (info['tool_defs'])")
-                line = {"problem": row["prompt"], "answer": str(row.get("answer") or ""), ROW: row}
+                line = {
+                    "problem": row["prompt"],
+                    "answer": "" if row.get("answer") is None else str(row["answer"]),
+                    ROW: row,
+                }
                 file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
         part.rename(files[split])
 
@@ -179,13 +183,15 @@ class Verified:
             message["tool_calls"] = [
                 {"id": call.id, "name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in turn.calls
             ]  # type: ignore[assignment]
-        self._answer(_response(message, len(turn.token_ids), f"turn {turn.number}"))
+        self._answer(_response(message, turn))
         asked = await self._events.get()
         if asked is self._task:
             return self._scored()
         kept = [*self._known, _plain(message)]
         if asked[: len(kept)] != kept:
             raise WrongReply("the environment rewrote earlier messages; what was sampled would not be what is trained")
+        if len(asked) == len(kept):
+            raise WrongReply("the environment asks for two turns in a row, or for two turns at once; one needs a reply")
         self._known = asked
         return Reply([{**each, "content": each["content"] or ""} for each in asked[len(kept) :]])
 
@@ -217,7 +223,13 @@ class Verified:
         return state, failures
 
     async def _asks(self, messages: Any) -> Any:
-        """Wait for the model's next turn: what the client does."""
+        """Wait for the model's next turn: what the client does.
+
+        Raises:
+            WrongReply: the loop waits for one already.
+        """
+        if self._waiting is not None and not self._waiting.done():
+            raise WrongReply("the environment asks for two turns at once")
         self._waiting = asyncio.get_running_loop().create_future()
         self._events.put_nowait([_plain(message) for message in messages])
         return await self._waiting
@@ -274,17 +286,18 @@ def _client(asks: Any) -> Any:
     return Turns(object())
 
 
-def _response(message: dict[str, Any], tokens: int, name: str) -> Any:
+def _response(message: dict[str, Any], turn: ModelTurn) -> Any:
     """Return the model's turn as the library has it."""
     from verifiers.types import Response, ResponseMessage, ToolCall, Usage
 
     calls = [ToolCall(**call) for call in message.get("tool_calls", ())]
+    tokens = len(turn.token_ids)
     usage = Usage(prompt_tokens=0, reasoning_tokens=0, completion_tokens=tokens, total_tokens=tokens)
+    finish = "tool_calls" if calls else "length" if turn.cut else "stop"
     own = ResponseMessage(
-        content=message["content"], tool_calls=calls or None, finish_reason="tool_calls" if calls else "stop",
-        is_truncated=False,
-    )  # fmt: skip
-    return Response(id=name, created=0, model="model", usage=usage, message=own)
+        content=message["content"], tool_calls=calls or None, finish_reason=finish, is_truncated=turn.cut
+    )
+    return Response(id=f"turn {turn.number}", created=0, model="model", usage=usage, message=own)
 
 
 def _messages(prompt: Any) -> list[Any]:

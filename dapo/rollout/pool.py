@@ -121,17 +121,20 @@ class EnginePool:
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """Run turns until a response has ended. With ``timeout``, turns may still be running on return.
 
+        In lockstep, a call with ``timeout`` ends at most one round. So what is submitted between two calls joins the
+        same round, however long rounds take.
+
         Raises:
             EngineError: no engine is left.
         """
-        until = math.inf if timeout is None else self._now() + timeout
+        until, began = math.inf if timeout is None else self._now() + timeout, self.clock
         while not self._ended and (self._owner or self._homeless):
             self._check_left()
             self._depart()
             if self._processes.all_wait():
                 self._processes.rest(until, self._why)
             self._hear(until)
-            if self._now() >= until:
+            if self._now() >= until or (self.lockstep and timeout is not None and self.clock > began):
                 break
         return self._hand_out({event.key for event in self._ended}, lambda event: (event.tick, event.key))
 

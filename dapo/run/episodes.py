@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Playing:
         data: the recipe's section, with the schemas of tools where the chat template shows them.
         notes: what a person should know of it.
         sandbox: a line that says what runs the programs of the tool ``python``; None: there is no such tool.
+        closing: ends the workers, and deletes what only they needed.
     """
 
     pool: Players
@@ -55,6 +57,11 @@ class Playing:
     data: Data
     notes: tuple[str, ...]
     sandbox: str | None = None
+    closing: ExitStack = field(default_factory=ExitStack)
+
+    def close(self) -> None:
+        """End the workers of this machine."""
+        self.closing.close()
 
     def prepared(self, tokenizer: Any) -> PreparedData:
         """Return the recipe's data; a prompt asks for the model's turn unless the environment speaks first."""
@@ -103,7 +110,6 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         return None
     chat = resolve_style(recipe.data, tokenizer) == "chat"
     speech = make_speech(recipe.data, tokenizer, chat=chat, rows=settings.rows)
-    own_data = _data_folder(output) if settings.kind == KIND else None
     for role in _roles(recipe):
         speech.check(role)
     what = Load(
@@ -117,12 +123,14 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         agent=_agent(recipe),
         programs=ProgramSettings(sandbox_of(recipe), recipe.sandbox.timeout, recipe.sandbox.memory_mib),
         name=settings.id,
-        data=None if own_data is None else str(own_data),
         read=tuple(reward.name for reward in recipe.rewards if reward.kind == "environment"),
     )
     sandbox = try_sandbox(sandbox_of(recipe)) if PYTHON in settings.tools else None
-    pool = EnvironmentPool(what, workers=settings.workers or workers, memory_mib=settings.memory_mib, output=output)
-    try:
+    with ExitStack() as undo:
+        own_data = _data_folder(output, undo) if settings.kind == KIND else None
+        what = replace(what, data=None if own_data is None else str(own_data))
+        pool = EnvironmentPool(what, workers=settings.workers or workers, memory_mib=settings.memory_mib, output=output)
+        undo.callback(pool.close)
         tools = list(pool.start().tools)
         if tools and what.tool_format == "none":
             find_format(recipe.data, tokenizer, chat=chat)  # says what to do
@@ -132,25 +140,22 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         _check_scores(recipe, pool.abilities)
         if pool.abilities.opens and settings.kind != "agent":
             speech.opening(())
-    except BaseException:
-        pool.close()
-        raise
-    data, notes = recipe.data, [REPEATS] if settings.kind == "agent" else list[str]()
-    if own_data is not None:
-        data = _with_own_data(data, data_files(own_data))
-    if tools and chat and shows_tools(recipe.data, tokenizer):
-        data = data.model_copy(update={"tools": tools})
-        speech = make_speech(data, tokenizer, chat=True, rows=settings.rows)
-    elif tools:
-        names = ", ".join(tool["function"]["name"] for tool in tools)
-        notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
-    return Playing(pool, what, speech, data, tuple(notes), sandbox)
+        data, notes = recipe.data, [REPEATS] if settings.kind == "agent" else list[str]()
+        if own_data is not None:
+            data = _with_own_data(data, data_files(own_data))
+        if tools and chat and shows_tools(recipe.data, tokenizer):
+            data = data.model_copy(update={"tools": tools})
+            speech = make_speech(data, tokenizer, chat=True, rows=settings.rows)
+        elif tools:
+            names = ", ".join(tool["function"]["name"] for tool in tools)
+            notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
+        return Playing(pool, what, speech, data, tuple(notes), sandbox, undo.pop_all())
 
 
-def _data_folder(output: Path | None) -> Path:
-    """Return a new folder for an environment's own data sets, beside what it prints."""
+def _data_folder(output: Path | None, undo: ExitStack) -> Path:
+    """Return a new folder for an environment's own data sets: beside what it prints, else one that ``undo`` deletes."""
     if output is None:
-        return Path(tempfile.mkdtemp(prefix="dapo-environment-"))
+        return Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="dapo-environment-")))
     folder = output.parent / "environment-data"
     shutil.rmtree(folder, ignore_errors=True)
     return folder

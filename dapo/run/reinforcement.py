@@ -229,7 +229,7 @@ def reward_session(
         printed = None if folder is None else folder / "environment.txt"
         playing = start_environment(recipe, tokenizer, workers=worker_count(recipe), output=printed)
         if playing is not None:
-            undo.callback(playing.pool.close)
+            undo.callback(playing.close)
             if playing.sandbox is not None:
                 console.say(playing.sandbox)
             for note in playing.notes:

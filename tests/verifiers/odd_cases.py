@@ -1,5 +1,7 @@
 """Environments of verifiers that fail, rewrite, compare or call tools, by name."""
 
+import asyncio
+
 import far_sums
 import verifiers as vf
 
@@ -25,8 +27,18 @@ class Changes(far_sums.FarSums):
         return state
 
 
+class AsksTwice(far_sums.FarSums):
+    async def env_response(self, messages, state, **kwargs):
+        await asyncio.gather(*(self.get_model_response(state, messages) for _ in range(2)))
+        return await super().env_response(messages, state, **kwargs)
+
+
 def breaks(completion):
     raise KeyError("gone")
+
+
+def truncated(state):
+    return float(state["is_truncated"])
 
 
 def compared(completions, **kwargs) -> list[float]:
@@ -47,6 +59,6 @@ def load_environment(kind="raises"):
     data = far_sums.rows(20, 1)
     if kind == "tools":
         return vf.ToolEnv(tools=[add], dataset=data, rubric=vf.Rubric(funcs=[far_sums.right]), max_turns=3)
-    funcs = {"breaks": [breaks], "compared": [compared]}.get(kind, [far_sums.right])
-    made = {"rewrites": Rewrites, "changes": Changes}.get(kind, Raises)
+    funcs = {"breaks": [breaks], "truncated": [truncated], "compared": [compared]}.get(kind, [far_sums.right])
+    made = {"rewrites": Rewrites, "changes": Changes, "twice": AsksTwice}.get(kind, Raises)
     return made(dataset=data, rubric=vf.Rubric(funcs=funcs), max_turns=2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -100,9 +102,20 @@ def test_a_reward_function_that_raises_scores_nothing(started):
     assert "Error calling reward function breaks" in failed.failure
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_the_library_knows_that_a_turn_met_its_limit_of_tokens(started, cut):
+    question = asked(0, "=13")
+    (told,) = answers(started("odd_cases", kind="truncated"), replace(question, turn=question.turn._replace(cut=cut)))
+    assert told.reply.reward == float(cut)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "reason"),
-    [("rewrites", "=10", "rewrote earlier messages"), ("changes", "=13", "something else than its record's prompt")],
+    [
+        ("rewrites", "=10", "rewrote earlier messages"),
+        ("changes", "=13", "something else than its record's prompt"),
+        ("twice", "=10", "two turns at once"),
+    ],
 )
 def test_an_environment_that_changes_what_was_said_is_refused(started, kind, text, reason):
     (failed,) = answers(started("odd_cases", kind=kind), asked(0, text))
@@ -159,6 +172,15 @@ def test_a_run_takes_data_and_rewards_and_goes_on_to_the_same_bits_after_a_stop(
     assert all("environment/fact/first_try" in row for row in rows)
     ours, theirs = weights(cut / "run"), weights(tmp_path / "whole/run")
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("more", [(), ("environment.id=not-there",)])
+def test_a_check_leaves_nothing_behind(tmp_path, monkeypatch, more):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    dapo("check", recipe(tmp_path).name, *more, cwd=tmp_path, expect=None if more else 0)
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_plain_forward_pass_gives_the_log_probabilities_of_all_model_tokens(tmp_path):

@@ -565,7 +565,8 @@ class StreamingCollector:
             "kept": [group_state(group) for group in self.kept],
             "open": [open_group_state(group) for group in self.open.values()],
             "account": self.account.state(),
-            **({"begun": self._begun_state()} if self.begun else {}),
+            # the last step of a run that overlaps has no step beside it: groups that end then count for the next one
+            **({"begun": self._begun_state()} if self.begun or self.account.groups else {}),
         }
 
     def _begun_state(self) -> dict[str, Any]:
@@ -575,6 +576,7 @@ class StreamingCollector:
         others = {g.id: g for g in [*account.groups, *account.settled, *self.rejected] if g.id not in kept}
         return {
             "step": self.step,
+            "begun": self.begun,
             "carried": self.carried,
             "skipped": self.selector.skipped,
             "groups": [group_state(group) for group in others.values()],
@@ -589,7 +591,7 @@ class StreamingCollector:
         """Continue in the middle of a step, after the rest was loaded. Every group is one object, as it was."""
         account = self.account
         groups = {group.id: group for group in [*self.kept, *map(load_group, state["groups"])]}
-        self.step, self.begun, self.carried = state["step"], True, state["carried"]
+        self.step, self.begun, self.carried = state["step"], state.get("begun", True), state["carried"]
         self.selector.skipped, self.refill.begins = state["skipped"], state["refill"]
         self.rejected = [groups[number] for number in state["rejected"]]
         account.groups = [groups[number] for number in state["judged"]]

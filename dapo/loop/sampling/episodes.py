@@ -70,7 +70,6 @@ class _Episode:
     question: Question | None = None  # asked, and its answer not in effect
     answer: Answer | None = None
     lines: list[RowOfTurns] = field(default_factory=list)  # its rows so far, where turns have prompts of their own
-    most: int | None = None  # tokens of the model's present turn, where an agent says so
     due: int | None = None  # engine step at which the answer takes effect; None: the episode is taken back
     ended: str = ""  # by which limit, while its scores are asked for
 
@@ -82,6 +81,17 @@ class Over:
     key: Key
     completion: Completion
     reason: str | None = None  # with ``FAILED``
+
+
+def _read_for(episode: _Episode, request: SampleRequest) -> int:
+    """Count the tokens that the model reads for a further turn: the reply, or the prompt of a row that begins."""
+    turns = episode.partial.turns
+    if not turns or turns[-1].who == MODEL:
+        return 0
+    if not episode.lines or episode.lines[-1].first != turns[-1].stop:
+        return turns[-1].stop - turns[-1].first
+    known = len(episode.lines) == 1 and np.array_equal(request.prompt_ids, episode.request.prompt_ids)  # the group's
+    return 0 if known else len(request.prompt_ids)
 
 
 class Episodes:
@@ -233,10 +243,8 @@ class Episodes:
             found = self._take(episode, episode.answer, tick)
             if isinstance(found, SampleRequest):
                 requests.append(found)
-                if key.lane == "train" and (turns := episode.partial.turns) and turns[-1].who != MODEL:
-                    read = turns[-1].stop - turns[-1].first
-                    begins = bool(episode.lines) and episode.lines[-1].first == turns[-1].stop  # a row
-                    self.given += len(found.prompt_ids) if begins else read
+                if key.lane == "train":
+                    self.given += _read_for(episode, found)
             elif found is not None:
                 over.append(found)
         return requests, over
@@ -462,13 +470,13 @@ class Episodes:
         Raises:
             ValueError: the chat template cannot write its prompt.
         """
-        request, most = episode.request, episode.most or self.limits.max_turn_tokens
+        request, most = episode.request, self._turn_limit(episode)
         sampling, start = request.sampling, 0 if prefix is None else prefix.turn_start
         limit = sampling.max_tokens if most is None else min(sampling.max_tokens, start + most)
         if self.speech.afresh and not (episode.lines and episode.lines[-1].messages):  # no agent's
             episode.lines = [RowOfTurns(self._prompt_ids(episode), start)]
         # an engine keeps what a further turn may go on behind
-        keep = not self.speech.afresh and len(episode.spoken) + 1 < self.limits.max_turns
+        keep = len(episode.spoken) + 1 < self.limits.max_turns
         if not episode.lines:
             return replace(request, prefix=prefix, sampling=replace(sampling, max_tokens=limit), keep=keep)
         line = episode.lines[-1]
@@ -486,6 +494,12 @@ class Episodes:
             seed=derive_seed(request.seed, TURNS, number) if number else request.seed,
             keep=keep,
         )
+
+    def _turn_limit(self, episode: _Episode) -> int | None:
+        """Return the most tokens of the model's next turn: the recipe's limit, or less where an agent asks for less."""
+        turns = episode.partial.turns
+        asked = (turns[-1].asked or {}).get("max_tokens") if turns else None
+        return min((each for each in (self.limits.max_turn_tokens, asked) if each is not None), default=None)
 
     def _prompt_ids(self, episode: _Episode) -> IntArray:
         """Return the prompt of the model's present turn: the conversation so far, written afresh.
@@ -523,7 +537,6 @@ class Episodes:
             said = asked.get("answered") or {"role": MODEL, "content": partial.turns[-1].text}
             episode.lines[-1].messages.append(plain_message(said))
         own = list(map(plain_message, messages))
-        episode.most = asked.get("max_tokens")
         found, delta = self._continued(episode, own, tools)
         last, start = own[-1], len(partial)
         if delta is not None and found is episode.lines[-1]:

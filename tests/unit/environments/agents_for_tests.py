@@ -51,6 +51,15 @@ async def waits(prompt, *, base_url, api_key, rounds=3):
     return {"accuracy": 1.0}
 
 
+def bounds(prompt, *, base_url, api_key):
+    """Asks for three tokens at most, and then for more than the recipe grants a turn."""
+    messages = [user("w5 w6")]
+    for most in (3, 500):
+        said = ask(base_url, api_key, messages, max_completion_tokens=most)
+        messages += [said, user("w9")]
+    return 1.0
+
+
 def others(prompt, *, base_url, api_key):
     """Goes on, forgets its last exchange, and at last asks something else."""
     first = [user("w5 w6")]

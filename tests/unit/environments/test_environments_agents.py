@@ -103,6 +103,13 @@ def test_64_agents_at_once_whose_conversations_grow_make_one_row_each(mailbox, a
         assert made.generated.tolist() == [any(t.first <= n < t.stop for t in own) for n in range(len(made))]
 
 
+def test_what_the_model_is_given_to_read_is_counted_once(mailbox):
+    """The problem that an agent asks first is the group's prompt."""
+    subject = mailbox("chain")
+    drain(subject, requests(3))
+    assert subject.episodes.given == 3 * (2 + 2 + 2)  # prompt and two replies
+
+
 def test_a_history_that_no_row_continues_begins_a_row(mailbox):
     """Its prompt has the tokens as they were sampled, where the conversation continues what was said."""
     for made in played(mailbox, "others"):
@@ -185,19 +192,34 @@ def test_a_program_plays_too(mailbox, tmp_path, more, scores, reason):
         assert (response.reason is None) if reason is None else response.reason.startswith(f"environment: {reason}")
 
 
-@pytest.mark.parametrize("agent", ["chain", "others"])
-def test_an_episode_taken_back_is_played_again_after_a_kill(mailbox, agent):
+def test_an_agent_bounds_its_turns_within_those_of_the_recipe(mailbox):
+    lengths = [
+        [turn.stop - turn.first for turn in made.turns if turn.who == MODEL] for made in played(mailbox, "bounds", 8)
+    ]
+    assert max(first for first, _ in lengths) == 3
+    assert max(second for _, second in lengths) == 12  # max_turn_tokens
+
+
+@pytest.mark.parametrize(("agent", "turns"), [("chain", 1), ("others", 1), ("bounds", 0), ("bounds", 1)])
+def test_an_episode_taken_back_is_played_again_after_a_kill(mailbox, agent, turns):
+    """Also in the middle of a turn."""
     whole = {n: content(one) for n, one in drain(mailbox(agent), requests()).items()}
     first = mailbox(agent)
     first.submit(requests(), lambda key: PROMPT)
-    for _ in range(14):
+    while not any(begun_turns(request) > turns for request in first._requests.values()):
         first.pump(0.0)
+    first.pump(0.0)
     found = {one.key.group: one for one in first.recall("train")}
     parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items()}
     assert any(part.turns for part in parts.values())
     left = {n: part if len(part) else None for n, part in parts.items()}
     rest = drain(mailbox(agent), requests(prefixes=left))
     assert {n: content(one) for n, one in rest.items()} == whole
+
+
+def begun_turns(request):
+    """Count the turns of the model that ended before the one that an engine makes, and that one."""
+    return 1 + sum(turn.who == MODEL for turn in (() if request.prefix is None else request.prefix.turns))
 
 
 def test_an_agent_that_asks_otherwise_when_it_is_played_again_is_left_unscored(mailbox):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from number_engine import NumberEngine, Numbers, ticket
+from inline_transport import InlineTransport
+from number_engine import GATE, NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, HerePlayers, WordSpeech
 
 from dapo.errors import EpisodeError
 from dapo.loop.sampling.episodes import Episodes, Limits
 from dapo.loop.sampling.groups import completion_state, load_completion, load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
+from dapo.processes.transport import HostSpec
+from dapo.rollout.host import EngineHost
+from dapo.rollout.pool import EnginePool
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import MODEL, Key, Prompt, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
@@ -76,7 +81,7 @@ def drain(subject, asked):
 
 
 def assert_no_slot_is_kept(subject):
-    assert not subject.engine.kept
+    assert not getattr(subject.engine, "kept", ())
     assert not subject._kept
 
 
@@ -118,6 +123,24 @@ def test_the_speed_of_an_environment_decides_nothing():
         assert {n: content(one) for n, one in late.items()} == whole
 
 
+def test_in_lockstep_replies_take_effect_at_their_round_however_long_rounds_take():
+    """Also while no response ends for many rounds: replies may not wait for that."""
+
+    def played(seconds):
+        clock = itertools.count(0, seconds)
+        specs = [HostSpec(f"engine-{n}", EngineHost, (NumberEngine, 4)) for n in range(2)]
+        pool = EnginePool(InlineTransport(), specs, GATE, turn_steps=1, lockstep=True, now=lambda: next(clock))
+        pool.load(ticket(3))
+        texts = Texts(lambda rows: [Numbers.decode(row.tolist()) for row in rows])
+        limits = Limits(max_turns=6)
+        episodes = Episodes(HerePlayers(echo), WordSpeech(), texts, limits, lag=2, read_scores=["accuracy"])
+        asked = requests(8)
+        found = drain(Rollouts(pool, None, texts, episodes), asked)
+        return {n: (one.tick, content(one)) for n, one in found.items()}
+
+    assert played(0.0) == played(1.0)
+
+
 @pytest.mark.parametrize("speech", [WordSpeech, FreshWordSpeech])
 @pytest.mark.parametrize("lives", [True, False])
 def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, speech):
@@ -148,8 +171,10 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, spe
     assert asked > 2
 
 
-def test_each_further_turn_finds_its_slot_and_no_lane_takes_those_of_another():
-    subject = mailbox(HerePlayers(echo, most=4))
+@pytest.mark.parametrize("speech", [WordSpeech, FreshWordSpeech])
+def test_each_further_turn_finds_its_slot_and_no_lane_takes_those_of_another(speech):
+    """Also where it has a prompt of its own: that begins as the turn before."""
+    subject = mailbox(HerePlayers(echo, most=4), speech=speech)
     turns = sum(len(one.completion.turns) // 2 for one in drain(subject, requests()).values())
     opened = 6  # first turns, behind what the environment says first
     assert subject.engine.found == turns - opened > 6
