@@ -31,6 +31,7 @@ from simulated_engine import UNIT
 
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
+from dapo.models.decode import make_decode
 from dapo.models.facts import read_facts
 from dapo.models.rendezvous import LOOPBACK
 from dapo.models.text import make_text_tokenizer
@@ -42,7 +43,6 @@ from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.learners import make_learner
-from dapo.run.texts import make_decode
 from dapo.types.batch import LearnStep, Ticket
 from dapo.weights.exchange import WeightExchange
 from dapo.weights.routes import ROUTES

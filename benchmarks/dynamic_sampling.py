@@ -36,6 +36,7 @@ from dapo.data.stream import EpochStream
 from dapo.loop.sampling.collector import BatchShape, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.models.builtin import ensure_builtin_model
+from dapo.models.decode import make_decode
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rollout.embedded import EmbeddedEngine
@@ -43,7 +44,6 @@ from dapo.run.algorithm import make_algorithm
 from dapo.run.reinforcement import RewardParts, reward_session
 from dapo.run.sampling import make_sampling
 from dapo.run.session import Session
-from dapo.run.texts import make_decode
 from dapo.types.batch import Group, Metrics, StepBatch, Ticket
 from dapo.types.enums import Verdict
 from dapo.weights.shared import offer

@@ -229,7 +229,7 @@ class Algorithm:
                     group=group.id,
                     sample=index,
                     prompt_ids=prompts[group.id],
-                    token_ids=completion.token_ids.astype(np.int32),
+                    token_ids=completion.token_ids.astype(np.int32, copy=False),
                     loss_mask=mask,
                     sampler_logprobs=completion.logprobs,
                     versions=completion.versions,

@@ -18,6 +18,7 @@ from dapo.rewards.hasty import Hasty
 from dapo.rewards.judges import Judge, Outcome, Verifier, ask, make_judge
 from dapo.rewards.objects import pickled, runs_in_the_driver
 from dapo.rewards.pool import MEMORY_MIB, WorkerPool
+from dapo.rewards.question import with_wide_ids
 from dapo.rewards.service import ServicePool
 from dapo.rewards.task import SIGNED_SUM
 from dapo.sandbox.kinds import SandboxSettings, try_sandbox
@@ -122,6 +123,7 @@ class CompositeScorer:
             read = completion if reward.kind == "function" or reward.reads in ("response", "episode") else final
             inline = self._inline.get(index)
             if inline is not None:
+                read = with_wide_ids(read) if reward.kind == "function" else read
                 self._settle(ticket, index, *ask(inline, prompt, read))
                 continue
             hasty = self._hasty.get(index)

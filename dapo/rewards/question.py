@@ -7,6 +7,7 @@ well; a user's function may look at anything.
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -50,8 +51,13 @@ def read_question(question: Any) -> tuple[Prompt, Completion]:
     about, response = question
     prompt = pickle.loads(about) if isinstance(about, bytes) else Prompt("", "", _NO_IDS, "", about, "")
     if isinstance(response, bytes):
-        return prompt, pickle.loads(response)
+        return prompt, with_wide_ids(pickle.loads(response))
     return prompt, Completion(_NO_IDS, _NO_LOGPROBS, _NO_VERSIONS, FinishReason.STOP, response)
+
+
+def with_wide_ids(completion: Completion) -> Completion:
+    """Return a response as a user's function gets it: its ids are int64, wherever its engine runs."""
+    return replace(completion, token_ids=completion.token_ids.astype(np.int64, copy=False))
 
 
 def _pickled(value: Any) -> bytes:

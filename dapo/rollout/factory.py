@@ -8,6 +8,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from dapo.config.schema import Model, Rollout
+from dapo.models.decode import DecodeSpec
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.embedded import EmbeddedEngine
@@ -46,6 +47,7 @@ class EngineSpec:
     adapter: bool = False  # the learner sends the adapter of ``model.lora`` by itself
     record_routes: bool = False  # give the experts of each token
     keeps: bool = False  # an environment answers between two parts of a response
+    decode: DecodeSpec | None = None  # in a process of its own: how it makes the texts of responses
 
 
 def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_weights: bool = False) -> Engine:
@@ -125,4 +127,4 @@ def engine_host(spec: EngineSpec) -> EngineHost:
     torch.set_num_threads(spec.threads)
     torch.set_float32_matmul_precision(spec.model.matmul_precision)
     disable_progress_bar()
-    return EngineHost(make_engine, spec)
+    return EngineHost(make_engine, spec, decode=None if spec.decode is None else spec.decode.make())

@@ -6,10 +6,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+import numpy as np
+
+from dapo.types.batch import IdArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.enums import FinishReason
 from dapo.types.protocols import Engine
 
 
@@ -45,12 +48,19 @@ class EngineHost:
         make: called here, with ``args``; gives the engine, of which the host is the only user.
         seconds: an engine that decodes by itself (a server's client) is waited for so long in a turn, or until a
             response ends. None: a turn is a number of decode steps, which the engine makes when it is polled.
+        decode: token ids of many responses -> their texts, which then travel with them. None: the driver decodes.
     """
 
-    def __init__(self, make: Callable[..., Engine], *args: Any, seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[..., Engine],
+        *args: Any,
+        seconds: float | None = None,
+        decode: Callable[[Sequence[IdArray]], list[str]] | None = None,
+    ) -> None:
         self._engine = make(*args)
-        self._seconds = seconds
-        self._unfinished: set[Key] = set()
+        self._seconds, self._decode = seconds, decode
+        self._unfinished: dict[Key, SampleRequest] = {}
         self._ready = time.time()
 
     def describe(self) -> HostFacts:
@@ -66,12 +76,11 @@ class EngineHost:
         if dropped:
             engine.abort(dropped)
         engine.submit(requests)
-        self._unfinished.update(request.key for request in requests)
+        self._unfinished.update((request.key, request) for request in requests)
         until, events = engine.clock + steps, list[SampleEvent]()
         while self._unfinished:
             found = engine.poll(self._seconds or 0.0)
-            self._unfinished.difference_update(event.key for event in found)
-            events += found
+            events += self._taken(found)
             if engine.clock >= until or self._seconds is not None:
                 break
         return self._answer(events, began)
@@ -79,8 +88,9 @@ class EngineHost:
     def abort(self, keys: Sequence[Key]) -> TurnResult:
         """Abort the named responses and return them as far as they got."""
         began = time.perf_counter()
-        events = self._engine.abort(keys)
-        self._unfinished.difference_update(keys)
+        events = self._taken(self._engine.abort(keys))
+        for key in keys:
+            self._unfinished.pop(key, None)
         return self._answer(events, began)
 
     def replay(self, journal: Sequence[tuple[Literal["turn", "abort"], tuple[Any, ...]]]) -> TurnResult:
@@ -109,5 +119,30 @@ class EngineHost:
         self._unfinished.clear()
         self._engine.close()
 
+    def _taken(self, events: Sequence[SampleEvent]) -> list[SampleEvent]:
+        """Forget requests that came back; return their events as they travel, with ids of 32 bits and with texts."""
+        asked = [self._unfinished.pop(event.key, None) for event in events]
+        texts: list[str | None] = [None] * len(events)
+        if self._decode is not None:
+            ids = {
+                n: _text_ids(request, event)
+                for n, (request, event) in enumerate(zip(asked, events, strict=True))
+                if request is not None and event.finish is not FinishReason.ABORTED
+            }
+            for n, text in zip(ids, self._decode(list(ids.values())), strict=True):
+                texts[n] = text
+        return [
+            replace(event, token_ids=event.token_ids.astype(np.int32), text=text)
+            for event, text in zip(events, texts, strict=True)
+        ]
+
     def _answer(self, events: list[SampleEvent], began: float) -> TurnResult:
         return TurnResult(events, self._engine.clock, self._engine.stats(), time.perf_counter() - began)
+
+
+def _text_ids(request: SampleRequest, event: SampleEvent) -> IdArray:
+    """Return the tokens of a whole response that are its text."""
+    ids: IdArray = event.token_ids
+    if request.prefix is not None:
+        ids = np.concatenate([request.prefix.token_ids, ids])
+    return request.text_ids(ids, event.finish)

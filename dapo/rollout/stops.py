@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dapo.types.batch import IntArray, SampleRequest
+from dapo.types.batch import BoolArray, IdArray, IntArray, SampleRequest
 
+_UNKNOWN = -1  # in a table of what tokens may do
 _SLACK = 8  # tokens before the longest match: a character cut at the window's beginning, a space that is dropped there
 
 
@@ -28,8 +30,9 @@ class StopStrings:
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._completing: dict[tuple[str, ...], dict[int, bool]] = {}  # by token: might it complete one of them?
+        self._tables: dict[tuple[str, ...], NDArray[np.int8]] = {}  # the same, by place: 0, 1 or unknown
 
-    def ends_with(self, token_ids: Sequence[int] | IntArray, stops: tuple[str, ...]) -> bool:
+    def ends_with(self, token_ids: Sequence[int] | IdArray, stops: tuple[str, ...]) -> bool:
         """Whether a response ends with the last of its tokens, if it did not end before.
 
         Args:
@@ -38,14 +41,25 @@ class StopStrings:
         """
         return self.may_end(int(token_ids[-1]), stops) and self._complete(token_ids, stops)
 
-    def first(self, token_ids: Sequence[int] | IntArray, stops: tuple[str, ...]) -> int | None:
+    def first(self, token_ids: Sequence[int] | IdArray, stops: tuple[str, ...]) -> int | None:
         """Return the number of tokens with which a response ends; None if it holds no stop string."""
-        for count, token in enumerate(np.asarray(token_ids, dtype=np.int64).tolist(), start=1):
-            if self.may_end(token, stops) and self._complete(token_ids[:count], stops):
-                return count
+        ids = np.asarray(token_ids, dtype=np.int64)
+        for place in np.flatnonzero(self._may_end_each(ids, stops)).tolist():
+            if self._complete(ids[: place + 1], stops):
+                return int(place) + 1
         return None
 
-    def end(self, request: SampleRequest, made: Sequence[int] | IntArray, new: int) -> int | None:
+    def _may_end_each(self, ids: IntArray, stops: tuple[str, ...]) -> BoolArray:
+        """Return ``may_end`` of each token. A table answers: a response has thousands of tokens."""
+        table = self._tables.get(stops, np.empty(0, np.int8))
+        if (missing := int(ids.max(initial=-1)) + 1 - len(table)) > 0:
+            table = self._tables[stops] = np.concatenate([table, np.full(missing, _UNKNOWN, np.int8)])
+        for token in np.unique(ids[table[ids] == _UNKNOWN]).tolist():
+            table[token] = self.may_end(token, stops)
+        found: BoolArray = table[ids] == 1
+        return found
+
+    def end(self, request: SampleRequest, made: Sequence[int] | IdArray, new: int) -> int | None:
         """Return the number of tokens of ``made`` with which a response ends; None if it goes on.
 
         Args:
@@ -79,7 +93,7 @@ class StopStrings:
         text = self._decode([token])
         return any(last in text for last in lasts)
 
-    def _complete(self, token_ids: Sequence[int] | IntArray, stops: tuple[str, ...]) -> bool:
+    def _complete(self, token_ids: Sequence[int] | IdArray, stops: tuple[str, ...]) -> bool:
         """Whether the text of the last tokens holds a stop string. Each token is a byte of it at least."""
         wanted, tail = max(len(stop.encode()) for stop in stops) + _SLACK, list[int]()
         for token in reversed(np.asarray(token_ids, dtype=np.int64).tolist()[-8 * wanted :]):

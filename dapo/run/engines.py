@@ -33,6 +33,7 @@ from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.given import ENGINE_METHODS, Context, make_engine_of
 from dapo.run.held import learner_holds
 from dapo.run.places import Places, missing_ray, transport_of
+from dapo.run.texts import decode_spec
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine
 from dapo.weights.exchange import WeightExchange
@@ -227,6 +228,8 @@ def engine_specs(
         device = "cuda" if cuda else "cpu"
     # Only an engine that computes with the learner's own tensors has the learner's state beside it.
     beside = training and not vllm and deployment.route == "shared"
+    # Turns of an episode are read one by one in the driver, and so is what comes from a server.
+    reads = deployment.pool and not servers and recipe.environment.kind is None
     common = EngineSpec(
         recipe.rollout,
         recipe.model.model_copy(update={"device": device}),
@@ -238,6 +241,7 @@ def engine_specs(
         adapter=sends_adapter(recipe),
         record_routes=training and recipe.learner.router_replay == "sampler",
         keeps=recipe.environment.kind is not None,
+        decode=decode_spec(recipe, context.tokenizer, facts.name) if reads else None,
     )
     if not servers:
         return [replace(common, slots=slots) for slots in deployment.slots]

@@ -85,7 +85,8 @@ def every_request_comes_back_once(s: Subject) -> None:
     for event in events.values():
         assert event.finish is FinishReason.LENGTH
         assert event.reason is None
-        assert (event.token_ids.dtype, event.logprobs.dtype, event.versions.dtype) == (np.int64, np.float32, np.int32)
+        assert event.token_ids.dtype in (np.int64, np.int32)  # the latter from another process
+        assert (event.logprobs.dtype, event.versions.dtype) == (np.float32, np.int32)
         assert len(event.logprobs) == len(event.versions) == len(event.token_ids)
         assert (event.logprobs <= 0).all()
 

@@ -41,15 +41,16 @@ def start_with_an_old_merge(when: str, lora_rank: int, *args):
         now = gathered(tensor)  # with the others, who know of nothing
         return first.setdefault(id(tensor), now) if len(now) == lora_rank else now
 
-    def publish(folder):
+    def send(*args):
         adapter._gathered = old
-        publish_now(folder)
+        sent = send_now(*args)
         adapter._gathered = gathered
+        return sent
 
     if worker.rank == 1 and when == "always":
         adapter._gathered = old
     elif worker.rank == 1:
-        publish_now, worker.publish = worker.publish, publish
+        send_now, worker.send = worker.send, send
     return worker
 
 

@@ -22,6 +22,7 @@ from dapo.metrics.phases import Phases
 from dapo.types.batch import (
     MODEL,
     Completion,
+    IdArray,
     IntArray,
     Key,
     Lane,
@@ -291,7 +292,7 @@ class Episodes:
         episode.partial = replace(whole, turns=(*whole.turns, turn))
         episode.spoken.append(self._say(episode, turn, len(episode.spoken)))
 
-    def _finish(self, episode: _Episode, ids: IntArray) -> FinishReason:
+    def _finish(self, episode: _Episode, ids: IdArray) -> FinishReason:
         """Return why a turn of these tokens ended: by a stop token or string, or at a limit."""
         sampling, first_stop = episode.request.sampling, self.texts.first_stop
         if len(ids) and int(ids[-1]) in sampling.stop_token_ids:
@@ -579,7 +580,7 @@ class Episodes:
         except (RecipeError, ValueError):  # the template rewrites what came before
             return None, None
 
-    def _ends_turn(self, ids: IntArray) -> bool:
+    def _ends_turn(self, ids: IdArray) -> bool:
         """Return whether tokens end with the template's end-of-turn token."""
         if not self.speech.end_of_turn:
             return True
@@ -661,6 +662,7 @@ class Episodes:
             said.insert(0, opening)
         self._compared += 1
         for (number, turn), reply in zip(places, said, strict=False):
+            again: IdArray
             before = cut(replace(episode.partial, turns=turns[:number]), turn.first)
             try:
                 messages = self._bounded(reply)[0]
@@ -708,7 +710,7 @@ class Episodes:
         left = episode.request.sampling.max_tokens - turn.stop
         return Spoken(number, text, raw, tuple(ids.tolist()), left, limits.max_turns - number - 1, turn.cut)
 
-    def _text(self, episode: _Episode, ids: IntArray) -> str:
+    def _text(self, episode: _Episode, ids: IdArray) -> str:
         """Return the text of a turn; a stop token is not part of it."""
         sampling = episode.request.sampling
         by_token = len(ids) and int(ids[-1]) in sampling.stop_token_ids

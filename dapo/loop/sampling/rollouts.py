@@ -302,7 +302,7 @@ class Rollouts:
         self._earlier.pop(key, None)
 
     def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
-        """Join events to their prefixes and read their texts; a stop token is not part of a text."""
+        """Join events to their prefixes and read their texts, which engines in processes of their own have decoded."""
         whole_R = []
         for event in map(self._unless_it_goes_on, events) if self._thinking else events:
             request = self._requests.pop(event.key)
@@ -315,19 +315,19 @@ class Rollouts:
             if problem is not None and len(whole):
                 raise EngineError(f"response {event.key}: {problem}")
             whole_R.append((event, whole, request))
-        texts = iter(
+        decoded = iter(
             self.texts.decode(
                 [
-                    whole.token_ids[:-1] if _by_token(event.finish, whole, request) else whole.token_ids
+                    request.text_ids(whole.token_ids, event.finish)
                     for event, whole, request in whole_R
-                    if event.finish is not FinishReason.ABORTED
+                    if event.finish is not FinishReason.ABORTED and event.text is None
                 ]
             )
         )
         return [
             Response(
                 event.key,
-                _unread(whole) if event.finish is FinishReason.ABORTED else self._read(event, whole, request, texts),
+                _unread(whole) if event.finish is FinishReason.ABORTED else self._read(event, whole, request, decoded),
                 len(event.token_ids) + self._earlier.pop(event.key, 0),
                 event.tick,
                 event.reason,
@@ -341,9 +341,10 @@ class Rollouts:
         spent = asked is not None and event.finish is FinishReason.LENGTH
         return replace(event, finish=FinishReason.ABORTED) if spent else event
 
-    def _read(self, event: SampleEvent, whole: Partial, request: SampleRequest, texts: Iterator[str]) -> Completion:
+    def _read(self, event: SampleEvent, whole: Partial, request: SampleRequest, decoded: Iterator[str]) -> Completion:
         """Make a completion of a response that ended, cut at its first stop string even if the engine ignores those."""
-        text, finish, stops = next(texts), event.finish, request.sampling.stop
+        text = next(decoded) if event.text is None else event.text
+        finish, stops = event.finish, request.sampling.stop
         if stops and finish is not FinishReason.FAILED and any(stop in text for stop in stops):
             text = cut_text(text, stops, keep=self.texts.keep_stop)
             end = None if self.texts.first_stop is None else self.texts.first_stop(whole.token_ids, stops)
@@ -390,13 +391,6 @@ class Rollouts:
             if timeout is not None or not arrived:
                 break
         return self._scores.pop(lane, [])
-
-
-def _by_token(finish: FinishReason, whole: Partial, request: SampleRequest) -> bool:
-    """Return whether a stop token ended a response; without stop strings nothing else can."""
-    if finish is not FinishReason.STOP:
-        return False
-    return not request.sampling.stop or int(whole.token_ids[-1]) in request.sampling.stop_token_ids
 
 
 def _unread(partial: Partial) -> Completion:

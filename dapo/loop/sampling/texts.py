@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.types.batch import IntArray, Partial, SampleEvent
+from dapo.types.batch import IdArray, IntArray, Partial, SampleEvent
 from dapo.types.extra import Extra, cut_extra, joined_extra, padded_extra
 
-Decode = Callable[[Sequence[IntArray]], list[str]]
+Decode = Callable[[Sequence[IdArray]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Texts:
 
     decode: Decode  # token ids of many responses -> their texts
     response_prefix: str = ""  # what each begins with, though none of its tokens is the response's
-    first_stop: Callable[[IntArray, tuple[str, ...]], int | None] | None = None  # tokens up to a stop string
+    first_stop: Callable[[IdArray, tuple[str, ...]], int | None] | None = None  # tokens up to a stop string
     keep_stop: bool = False  # the stop string stays in the text
     thinking: Thinking | None = None  # None: the answer may stand anywhere
     decode_all: Decode | None = None  # as ``decode``, with special tokens written out; None: there are none
@@ -33,7 +33,7 @@ class Thinking:
     open: str
     close: str
     begun: Callable[[IntArray], bool]  # whether a prompt's tokens end with the opening tag
-    first: Callable[[IntArray, tuple[str, ...]], int | None]  # tokens up to the first of some texts
+    first: Callable[[IdArray, tuple[str, ...]], int | None]  # tokens up to the first of some texts
     budget: int | None = None  # tokens of the response, or of a turn of it, after which it is closed
     forced: IntArray | None = None  # the tokens that close it
 
@@ -52,7 +52,7 @@ class Thinking:
             return "", False
         return rest, True
 
-    def tokens(self, token_ids: IntArray, closings: int) -> int:
+    def tokens(self, token_ids: IdArray, closings: int) -> int:
         """Count the tokens of a response up to its last closing tag, the ``closings``-th; all of them without one."""
         done = 0
         for _ in range(closings):

@@ -16,9 +16,9 @@ from dapo.config.schema import Data, TrainSource
 from dapo.data import EpochStream, prepare
 from dapo.data.render import seen_lines
 from dapo.errors import DataError, RecipeError
+from dapo.models.decode import make_decode
 from dapo.models.tiny import make_word_tokenizer
 from dapo.run.model import make_tokenizer
-from dapo.run.texts import make_decode
 
 TEMPLATE = (
     "<s> {% if tools %}[tools] {{ tools | tojson }} {% endif %}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,3 +130,10 @@ def test_unchanged_arrays_reach_a_function() -> None:
     _, read = read_question(Questions().make("function", prompt(), response))
     for name in ("token_ids", "logprobs", "versions"):
         np.testing.assert_array_equal(getattr(read, name), getattr(response, name))
+
+
+def test_a_function_gets_wide_ids_whatever_process_its_engine_is_in():
+    response = replace(completion("=42"), token_ids=np.array([2**30, 7], np.int32))
+    _, read = read_question(Questions().make("function", prompt(), response))
+    assert read.token_ids.dtype == np.int64
+    assert (read.token_ids * 4).tolist() == [2**32, 28]
