@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dapo.data.load import FEW_HELD_OUT, MANY_PASSES, few_held_out, many_passes
 from dapo.metrics.glossary import lookup
-from dapo.observe.text import clean, number, percent, shorten
-from dapo.report.endings import export_command
+from dapo.observe.commands import export_said
+from dapo.observe.text import clean, number, percent, sentence, shorten
 from dapo.report.problems import count_prompts
 from dapo.report.rules.facts import AccuracyPoint, Facts, Finding, Rule, half_of_difference
-from dapo.report.words import sentence
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 """Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""
@@ -63,7 +62,7 @@ def _calmer(facts: Facts, best: AccuracyPoint) -> str:
     """Return what to do about updates that destroy."""
     kept = _checkpoint(facts, best)
     if kept is not None:
-        export = export_command(facts.run, kept)
+        export = export_said(facts.run.folder.path, kept)
         return f"Stop here, and export the checkpoint of step {kept} (`{export}`). Then {_SMALLER}."
     return f"{_best_kept(facts, best)} Start again, and {_SMALLER}."
 
@@ -72,7 +71,7 @@ def _best_kept(facts: Facts, best: AccuracyPoint) -> str:
     """Return where the best model is, if anywhere."""
     kept = _checkpoint(facts, best)
     if kept is not None:
-        return f"The checkpoint of step {kept} is the best one (`{export_command(facts.run, kept)}`)."
+        return f"The checkpoint of step {kept} is the best one (`{export_said(facts.run.folder.path, kept)}`)."
     if best.step == 0:
         return "No step was better than the model before training."
     return "No checkpoint from before the fall is kept (checkpoint.best=validation/accuracy keeps the best one)."
