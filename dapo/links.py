@@ -16,6 +16,7 @@ SITE = f"{REPOSITORY}/blob/main/docs"
 
 PAGES = [
     "adapters",
+    "agents",
     "algorithm",
     "base_to_trained",
     "cli",
@@ -29,6 +30,7 @@ PAGES = [
     "failures",
     "hooks",
     "howto_code_rewards",
+    "howto_environments",
     "howto_judges",
     "howto_tools",
     "import",

@@ -57,16 +57,19 @@ class PoolSegment:
 
     def attend(self, layer: int, query: Tensor, kv: Tensor, positions: Tensor, window: int | None = None) -> Tensor:
         """Write this step's keys and values, then attend; arguments as of :meth:`DecodeBatch.attend`."""
-        n, heads, d = query.shape
-        pool = self.pool
-        pool.flat[layer].index_put_((self.write,), kv)
+        self.pool.flat[layer].index_put_((self.write,), kv)
         bias = self.bias if window is None else self._windowed(positions, window)
         if query.is_cuda:
             return self._by_products(layer, query, bias)
         if query.dtype not in LOW:
             with exact_matmuls():  # `medium` makes products of one query and its keys twice as slow
                 return self._by_products(layer, query, bias)
-        by_group = query.reshape(n, pool.shape.kv_heads, -1, d)
+        return self._by_kernel(layer, query, bias)
+
+    def _by_kernel(self, layer: int, query: Tensor, bias: Tensor) -> Tensor:
+        """Attend by torch's kernel, which on a processor keeps scores of low precision in float32."""
+        n, heads, d = query.shape
+        by_group = query.reshape(n, self.pool.shape.kv_heads, -1, d)
         keys, values = (x.unflatten(0, (n, -1)) for x in (self.keys[layer].transpose(1, 2), self.values[layer]))
         out = F.scaled_dot_product_attention(by_group, keys, values, attn_mask=bias[:, None], scale=1.0)
         return out.reshape(n, heads * d)

@@ -13,7 +13,8 @@ from dapo.config.load import load_recipe
 from dapo.errors import RecipeError
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
-from dapo.run.given import FILE, Given
+from dapo.observe.stopped import GIVEN
+from dapo.run.given import Given
 
 EXTENDING = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text()
 PARTS = ["data.stream=my_parts:ShortFirst", "scorer=my_parts:Ones", "checkpoint.every=2"]
@@ -51,7 +52,7 @@ def test_a_run_with_named_parts_goes_on_to_the_bit(folder: Path) -> None:
     )
     assert sorted(whole) == list(range(7))
     assert all(json.dumps(whole[step]) == json.dumps(half[step]) for step in (1, 2, 4, 5, 6))
-    assert not (folder / "whole" / FILE).exists()  # nothing has to be given again
+    assert not (folder / "whole" / GIVEN).exists()  # nothing has to be given again
     assert {key for row in whole.values() for key in row if key.startswith("reward/short")} == set()
     asked = read_rollouts(folder / "whole" / "rollouts" / "step_000001.parquet")["prompt"].to_pylist()
     assert max(map(len, asked)) <= 12  # the shortest problems

@@ -36,6 +36,7 @@ SESSIONS = [
     "howto_memory",
     "howto_code_rewards",
     "environments",
+    "agents",
     "howto_thinking",
     "howto_verl",
     "howto_flat_reward",

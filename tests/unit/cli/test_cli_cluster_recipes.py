@@ -166,12 +166,12 @@ def test_a_publish_by_hand():
     (nothing,) = publish_lines(recipe_with(), facts, 2)
     assert "moves nothing" in nothing
     for workers, said in (
-        (1, "vLLM, within this process and without a file"),
-        (2, "2 workers, by this machine's memory"),
+        (1, "of vLLM, within this process and without a file"),
+        (2, "of 2 vLLM workers, by this machine's memory"),
     ):
         own = {"engine": "vllm", "vllm": {"tensor_parallel_size": workers}}
         (copied,) = publish_lines(recipe_with(rollout=own), facts, 2)
-        assert copied.startswith("a publish copies 2.0 GB into the weights of vLLM")
+        assert copied.startswith("a publish copies 2.0 GB into the weights of ")
         assert copied.endswith(said)
     whole, local = publish_lines(recipe_with(learner={"ranks": 4, "replicas": 2}, rollout={"engines": 3}), facts, 2)
     assert "a set of 2.0 GB, written by 2 ranks at once, for 3 engines" in whole
