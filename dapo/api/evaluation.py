@@ -21,7 +21,7 @@ from dapo.cli.evaluate import evaluation_recipe
 from dapo.errors import AccuracyUnknown, RecipeError
 from dapo.observe.evaluation_table import Shown, table
 from dapo.observe.log import warnings_to
-from dapo.observe.stopped import silent_said
+from dapo.observe.sentences import silent_said
 from dapo.run.evaluate import Subject, evaluated, shown_as
 from dapo.types.evaluation import EvaluationResult
 from dapo.types.events import Numbers, answers_seen, frozen

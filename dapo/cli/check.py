@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from dapo.run.deployment import Deployment
 
 
-_MANY_PASSES = 100  # over the training prompts; the paper's run makes about 10
-
-
 def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> None:
     """Load tokenizer and data, try the rewards, and add the run's arithmetic, memory, files and doubts.
 
@@ -90,7 +87,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("rewards, tried", trial.lines, shown=hidden, instead=trial.brief)
     add("your functions, on made-up groups", hooks.lines)
     notes = () if playing is None else playing.notes
-    odd = [*data.report.doubts(), *_many_passes(recipe, data), *unknown_in_prompts(data, tokenizer)]
+    odd = [*data.report.doubts(), *_few_problems(recipe, data), *unknown_in_prompts(data, tokenizer)]
     add(DOUBTS, [*notes, *odd, *trial.doubts, *hooks.doubts])
     trial.refuse()
     deployment = deployment_of(recipe)
@@ -128,13 +125,16 @@ def _add_without_model(recipe: Recipe, sections: Sections, error: ModelError) ->
     sections.add("not looked at", ["the data, the rewards, memory, hours"])
 
 
-def _many_passes(recipe: Recipe, data: PreparedData) -> Iterator[str]:
-    passes = recipe.trainer.steps * recipe.rollout.prompts_per_step / len(data.train)
-    if passes > _MANY_PASSES:
-        yield (
-            f"the run passes {passes:,.0f} times over its {counted(len(data.train), 'training prompt')}, which it "
-            "learns by heart: add problems, or lower trainer.steps"
-        )
+def _few_problems(recipe: Recipe, data: PreparedData) -> Iterator[str]:
+    """Yield doubts about how few problems there are, to train on and to evaluate on."""
+    from dapo.data.load import few_held_out, many_passes
+
+    if said := many_passes(recipe.trainer.steps, recipe.rollout.prompts_per_step, len(data.train)):
+        yield f"{said}: add problems, or lower trainer.steps"
+    limit = recipe.validation.limit
+    asked = {name: min(len(prompts), limit or len(prompts)) for name, prompts in data.validation.items()}
+    if recipe.validation.every and (said := few_held_out(asked)):
+        yield f"{said}. Hold out more (data.validation, validation.limit)"
 
 
 def here_lines(recipe: Recipe) -> list[str]:

@@ -19,12 +19,17 @@ from dapo.data.tasks import make_problems
 from dapo.data.values import reads_as_nothing
 from dapo.errors import DataError
 from dapo.types.batch import Prompt, content_id
+from dapo.words import counted
 
 _LETTERS_FOR_NORMALISED = 20
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
 _SHOWN = 20  # conflicts that the console lists
 _MANY = 0.2  # of a source's problems: if more are not used, the user should look
+MANY_PASSES = 100
+"""Passes over the training prompts that are doubted; the paper's run makes about 10."""
+FEW_HELD_OUT = 30
+"""Problems of a held-out set below which it is doubted: an accuracy of 50 % is then uncertain by 18 points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,26 @@ class PreparedData:
     validation: dict[str, list[Prompt]]
     report: DataReport
     parts: list[Part] = field(default_factory=list)  # of a mixture: the training prompts by source and level
+
+
+def many_passes(steps: int, prompts_per_step: int, prompts: int) -> str | None:
+    """Return a doubt about a run that takes each of its training prompts many times; None if it does not."""
+    passes = steps * prompts_per_step / prompts
+    if passes <= MANY_PASSES:
+        return None
+    return (
+        f"the run passes {passes:,.0f} times over its {counted(prompts, 'training prompt')}, which it learns by heart"
+    )
+
+
+def few_held_out(problems: Mapping[str, float]) -> str | None:
+    """Return a doubt about small held-out sets; None if there is none.
+
+    Args:
+        problems: by set, how many of it an evaluation asks.
+    """
+    small = [f"{name} has {counted(count, 'problem')}" for name, count in problems.items() if 0 < count < FEW_HELD_OUT]
+    return f"of the held-out sets, {', '.join(small)}: an accuracy on so few is mostly chance" if small else None
 
 
 def load_problems(source: DataSource) -> list[RawProblem]:

@@ -23,6 +23,7 @@ from rich.text import Text
 from dapo.links import addressed
 from dapo.observe import supervised
 from dapo.observe.lines import sample_lines, step_line, validation_lines
+from dapo.observe.sentences import broken_off_said
 from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
 from dapo.observe.view import RunState, dashboard
@@ -43,12 +44,6 @@ QUIET_STEPS = 10
 HEARTBEAT = 60.0
 """Seconds without a line after which plain mode shows that a batch still fills."""
 
-_ENDINGS = {
-    "KeyboardInterrupt": "left at once",
-    "GeneratorExit": "stopped and saved",
-    "SamplingStopped": "could not fill its batch",
-    "NothingScored": "no response could be scored",
-}
 _LOG_WIDTH = 100
 
 
@@ -89,7 +84,7 @@ class Console:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if kind is not None and self._run is not None:  # the last picture of the live view says so
-            self._run.ended = _ENDINGS.get(kind.__name__, "ended by an error")
+            self._run.ended = broken_off_said(kind)
         self.close()
 
     def start(self, run_name: str, total_steps: int, first_step: int = 0, *, clips_tokens: bool = True) -> None:

@@ -13,11 +13,11 @@ from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.evaluations import write_evaluation
 from dapo.observe.metrics import MetricWriter
-from dapo.observe.notices import ending_said, notice_said
 from dapo.observe.processes import write_processes
 from dapo.observe.rollouts import select_groups, write_rollouts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, write_samples
+from dapo.observe.sentences import ending_said, notice_said
 from dapo.observe.spans import SpanLog
 from dapo.observe.status import StatusWriter
 from dapo.observe.tables import TableWriter

@@ -33,10 +33,10 @@ from typing import Literal, Self
 
 from dapo.config.files import RESOLVED
 from dapo.errors import DISK_FULL, DapoError, DataError, RecipeError
+from dapo.observe.commands import resume_said
 from dapo.observe.files import no_room_in
 from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
 from dapo.observe.run_lock import LOCK, drop, is_held, take
-from dapo.observe.stopped import resume_said
 
 JOBS = ".jobs"
 """Folder beside runs for what ``dapo launch`` writes, one folder a run."""

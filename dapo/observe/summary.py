@@ -12,9 +12,10 @@ from rich.text import Text
 
 from dapo.observe import supervised
 from dapo.observe.console import Console
-from dapo.observe.curve import curve_in_words, terminal_curve, terminal_losses, write_curve
+from dapo.observe.curve import terminal_curve, terminal_losses, values_in_words
 from dapo.observe.extra import INSTALL, PICTURES, PLOTS, missing
 from dapo.observe.metrics import Row, read_metrics
+from dapo.observe.pictures import write_curve
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, gain, read_samples
 from dapo.observe.text import clean, duration, interval, number, percent, shorten
@@ -66,7 +67,11 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
         except (ImportError, OSError):
             drawn = None
         told = Text("loss, nats a token, by training step; blocks: held out, dots: training", style=_QUIET)
-        plot = [told, drawn] if drawn is not None else [supervised.losses_in_words(rows) or Text()]
+        plot = (
+            [told, drawn]
+            if drawn is not None
+            else [values_in_words(rows, supervised.HELD_OUT, supervised.TRAINED) or Text()]
+        )
         steps = Text(counted(rows[-1]["step"], "training step"))
         return Group(Text(), steps, Text(), supervised.loss_table(rows), Text(), *plot, Text())
     parts: list[RenderableType] = [Text(), outcome(rows, seconds), Text()]
@@ -74,7 +79,7 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
         curve = terminal_curve(rows, width - 4, _HEIGHT)
     except (ImportError, OSError):  # plotext has a compiled part, which some platforms lack
         curve = None
-    if (shown := curve or curve_in_words(rows)) is not None:
+    if (shown := curve or values_in_words(rows, "validation/accuracy", share=True)) is not None:
         marks = "; blocks: sampled, dots: greedy" if curve else ""
         parts += [Text(f"held-out accuracy, %, by training step{marks}", style=_QUIET), shown, Text()]
     pairs = before_and_after(samples)

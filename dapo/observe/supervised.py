@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 from dapo.observe.metrics import Row, series
 from dapo.observe.text import number
@@ -58,15 +57,3 @@ def loss_table(rows: Sequence[Row]) -> Table:
             ends = [f"{values[end]:.4f} (step {steps[end]})" for end in (0, -1)]
             table.add_row(title, *ends)
     return table
-
-
-def losses_in_words(rows: Sequence[Row], most: int = 10) -> Text | None:
-    """At most ``most`` values of the held-out loss, or of the trained one, with their steps."""
-    steps, values = series(rows, HELD_OUT)
-    if len(steps) < 2:
-        steps, values = series(rows, TRAINED)
-    if len(steps) < 2:
-        return None
-    count = min(most, len(steps))
-    chosen = [i * (len(steps) - 1) // (count - 1) for i in range(count)]
-    return Text("  ".join(f"{steps[i]}: {values[i]:.3f}" for i in chosen))

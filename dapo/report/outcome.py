@@ -6,15 +6,14 @@ import math
 from collections.abc import Sequence
 
 from dapo.metrics.glossary import PHASES
-from dapo.observe.text import number, percent
-from dapo.report.endings import ended_said
+from dapo.observe.sentences import ended_said
+from dapo.observe.text import big, number, percent, seconds_said, sentence
 from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
 from dapo.report.rules.facts import FEWEST, AccuracyPoint, Facts, half_of_difference
-from dapo.report.status import status_of
-from dapo.report.words import big, seconds_said, sentence
+from dapo.report.status import outcome_of, status_of
 from dapo.words import counted
 
 __all__ = ["sentences_of", "status_of", "tiles_of"]
@@ -38,7 +37,7 @@ def sentences_of(run: RunContents, advice: Sequence[Advice] | None = None) -> li
     """
     advice = advice_of(run) if advice is None else advice
     facts, status = Facts(run), status_of(run)
-    ended = ended_said(run, status["state"], status["steps"])
+    ended = ended_said(outcome_of(run))
     said = [ended] if ended else []
     said.append(_learned(facts))
     further = [text for text in (_trend(facts), _aside(facts)) if text]

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-State = Literal["running", "finished", "interrupted", "unfilled", "failed", "killed", "unknown"]
-"""``interrupted``: Ctrl-C, saved. ``unfilled``: the batch could not be filled. ``failed``: an error ended it.
-``killed``: it says that it runs, and no process holds its folder. ``unknown``: it has no status file."""
+from dapo.observe.sentences import State
 
 Tone = Literal["good", "bad", "warn", ""]
 

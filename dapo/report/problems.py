@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+import pyarrow as pa
+
 from dapo.errors import DataError
 from dapo.observe.files import check_regular
+from dapo.observe.parquet import open_parquet
 from dapo.observe.prompts import read_prompts
 from dapo.report.reader import RunContents
 
@@ -21,6 +24,15 @@ def problems_of(run: RunContents) -> Mapping[str, tuple[str, str, str]]:
         return _problems(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, DataError):
         return {}
+
+
+def count_prompts(run: RunContents) -> int:
+    """Return the number of training prompts, as the file says; 0 where it is missing or damaged."""
+    try:
+        with open_parquet(run.folder.prompts, run.within) as source:
+            return sum(source.counts)
+    except (OSError, pa.ArrowException):
+        return 0
 
 
 @lru_cache(maxsize=8)

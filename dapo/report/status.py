@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import shlex
 import time
 from typing import Any, get_args
 
-from dapo.report.endings import cause_of, ended_said, here_said, next_said, pace_of
-from dapo.report.page_data import State, Status
+from dapo.observe.sentences import Outcome, State, outcome_said, title_said
+from dapo.observe.status import read_evidence
+from dapo.observe.text import clean
+from dapo.report.page_data import Status
 from dapo.report.reader import RunContents
-from dapo.words import counted
 
 ELSEWHERE = 600.0
 """Seconds after the last update for which a run on another machine, whose lock cannot be seen here, counts as
@@ -18,15 +21,6 @@ running; or ten times a step's seconds, where that is longer."""
 CLOCKS_APART = 60.0
 """Seconds by which the other machine's clock may be ahead."""
 LOG_LINES = 20
-_TITLES: dict[State, str] = {
-    "running": "running",
-    "finished": "finished",
-    "interrupted": "stopped by hand",
-    "unfilled": "could not fill its batch",
-    "failed": "ended by an error",
-    "killed": "killed",
-    "unknown": "did not reach its end",
-}
 _WELL = ("running", "finished")
 
 
@@ -37,31 +31,66 @@ def status_of(run: RunContents, now: float | None = None) -> Status:
         run: as read.
         now: seconds since 1970; default: the clock's.
     """
-    now = time.time() if now is None else now
-    state = _state(run, now)
-    record = run.status_record or {}
-    started, updated = _time(record, "started"), _time(record, "updated")
-    if updated is None:
-        updated = _written(run)
-    step, steps = run.last_step, _steps(run)
-    ended = ended_said(run, state, steps)
-    whole = "The only step is done." if steps == 1 else f"All {counted(steps, 'step')} are done."
-    title = _TITLES[state]
-    if state == "running" and not run.rows:
-        title = "starting"
-    if state == "interrupted" and (cause := cause_of(run)) is not None:
-        title = cause.title
+    outcome = outcome_of(run, now)
+    record, state = run.status_record or {}, outcome.state
     return Status(
         state=state,
-        title=title,
-        said=f"{ended or whole} {next_said(run, state, steps, None if updated is None else now - updated)}",
-        step=step,
-        steps=steps,
-        started=started,
-        updated=updated,
+        title=title_said(outcome),
+        said=outcome_said(outcome),
+        step=outcome.step,
+        steps=outcome.steps,
+        started=_time(record, "started"),
+        updated=_updated(run),
         seconds=_seconds(run),
         log=[] if state in _WELL else [here_said(run, line) for line in run.log_tail[-LOG_LINES:]],
     )
+
+
+def outcome_of(run: RunContents, now: float | None = None) -> Outcome:
+    """Return the facts of a run's state, of which sentences are made."""
+    now = time.time() if now is None else now
+    record, updated, checkpoints = run.status_record or {}, _updated(run), checkpoint_steps(run)
+    said = record.get("said")
+    return Outcome(
+        _state(run, now),
+        run.folder.path,
+        run.last_step,
+        _steps(run),
+        begun=bool(run.rows),
+        said=clean(here_said(run, said if isinstance(said, str) else "")).strip(),
+        evidence=read_evidence(record.get("evidence")),
+        supervised=run.supervised,
+        saved=checkpoints[-1] if checkpoints else None,
+        doing=str(record.get("doing") or ""),
+        pace=pace_of(run),
+        silent=None if updated is None else now - updated,
+    )
+
+
+def checkpoint_steps(run: RunContents) -> list[int]:
+    """Return the steps of the checkpoints that are kept, in order."""
+    try:
+        names = [path.name for path in run.folder.checkpoints.iterdir()]
+    except OSError:
+        names = []
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step_(\d+)", name)))
+
+
+def pace_of(run: RunContents) -> float | None:
+    """Return the seconds of a step, mean of the last ten."""
+    seconds = [row["time/step"] for row in run.rows[-10:] if row.get("time/step") is not None and row["step"]]
+    return sum(seconds) / len(seconds) if seconds else None
+
+
+def here_said(run: RunContents, text: str) -> str:
+    """Return text that names the folder where the run lies now: it may have been copied."""
+    before = (run.status_record or {}).get("folder")
+    here = clean(str(run.folder.path), newlines=False)
+    if not isinstance(before, str) or before in ("", ".", here):
+        return text
+    for typed in (shlex.quote(before), before):
+        text = re.sub(rf"--resume {re.escape(typed)}(?![\w/.-])", lambda _: f"--resume {shlex.quote(here)}", text)
+    return re.sub(rf"(?<![\w/.'-]){re.escape(before)}(?![\w.-])", lambda _: here, text)
 
 
 def _seconds(run: RunContents) -> float | None:
@@ -103,6 +132,12 @@ def _steps(run: RunContents) -> int:
 def _time(record: dict[str, Any], key: str) -> float | None:
     value = record.get(key)
     return float(value) if isinstance(value, int | float) and 0 < value < 1e11 else None
+
+
+def _updated(run: RunContents) -> float | None:
+    """Return the time of the last update; of a run that does not say, when metrics.jsonl was written last."""
+    found = _time(run.status_record or {}, "updated")
+    return _written(run) if found is None else found
 
 
 def _written(run: RunContents) -> float | None:

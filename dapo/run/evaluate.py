@@ -19,7 +19,7 @@ from dapo.observe.console import Console
 from dapo.observe.evaluation_table import AccuracyDifference, Shown, as_object, comparison, table
 from dapo.observe.log import warnings_to
 from dapo.observe.run_folder import RunFolder
-from dapo.observe.stopped import silent_said
+from dapo.observe.sentences import silent_said
 from dapo.run.learners import in_one_process
 from dapo.run.reinforcement import reward_session
 from dapo.types.evaluation import EvaluationResult

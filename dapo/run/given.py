@@ -12,7 +12,7 @@ from dapo.config.deployment import engine_slots
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel
-from dapo.observe.stopped import GIVEN, record_given
+from dapo.observe.commands import GIVEN, record_given
 from dapo.run.algorithm import load_hook
 from dapo.types.batch import Prompt
 from dapo.types.events import Callback

@@ -6,9 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.files import RESOLVED
@@ -17,10 +15,11 @@ from dapo.config.problems import written
 from dapo.config.resume import Change
 from dapo.config.schema import Recipe
 from dapo.config.shipped import short_name
+from dapo.observe.commands import resume_said
 from dapo.observe.console import Console
-from dapo.observe.metrics import Row, read_metrics
+from dapo.observe.metrics import read_metrics
 from dapo.observe.run_folder import RunFolder
-from dapo.observe.stopped import resume_said
+from dapo.observe.sentences import best_said
 from dapo.observe.summary import print_summary
 from dapo.processes.watch import lost_said
 from dapo.run.engines import describe_engine
@@ -76,46 +75,11 @@ def say_end(folder: RunFolder, console: Console, loaded: LoadedRecipe, finished:
         console.say(said)
 
 
-def nothing_learned(rows: Sequence[Row]) -> str | None:
-    """Return why a run ends with the weights of its start; None if at least one optimiser step was applied.
-
-    Args:
-        rows: the run's lines.
-    """
-    steps, skipped, empty = (
-        int(sum(row.get(f"train/{name}") or 0 for row in rows))
-        for name in ("optimizer_steps", "skipped_steps", "empty_steps")
-    )
-    if not skipped or skipped + empty < steps:
-        return None
-    return (
-        f"nothing was learned: {skipped:,} of {steps:,} optimiser steps were skipped because their gradient was not "
-        "finite, and no other one had a loss. The weights are those of the start. Look at the loss's settings "
-        "(algorithm.kl_coefficient, algorithm.loss, functions of yours) and learner.learning_rate, then start a new run"
-    )
-
-
 def _recipe_of(loaded: LoadedRecipe) -> str:
     """Return what to type for the recipe that a run began with; a resumed run knows only its own copy."""
     if loaded.path is None or loaded.path.name == RESOLVED:
         return "RECIPE"
     return shlex.quote(short_name(loaded.path))
-
-
-def best_said(best: Mapping[str, Any] | None, rows: Sequence[Row]) -> str | None:
-    """Which checkpoint is the best one, and whether training made the model better at all. None: none is marked.
-
-    Args:
-        best: the mark: step, metric and value.
-        rows: the run's lines.
-    """
-    if best is None:
-        return None
-    said = f"best checkpoint: step {best['step']}, {best['metric']} {best['value']:.4g}"
-    start = next(
-        (row[best["metric"]] for row in rows if row["step"] == 0 and row.get(best["metric"]) is not None), None
-    )
-    return said if start is None else f"{said} (before training, which counts as no checkpoint, it was {start:.4g})"
 
 
 def _export(folder: RunFolder, console: Console, recipe: Recipe) -> Path | None:

@@ -38,13 +38,12 @@ from dapo.observe.console import Console
 from dapo.observe.jsonl import read_steps
 from dapo.observe.log import logging_to
 from dapo.observe.metrics import read_metrics
-from dapo.observe.notices import early_said
 from dapo.observe.prompts import write_prompts
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.run_name import called, is_numbered
+from dapo.observe.sentences import early_said, nothing_learned, stop_said
 from dapo.observe.status import StatusWriter, ending, read_status
-from dapo.observe.stopped import stop_said
 from dapo.observe.tokens import Pieces
 from dapo.run.algorithm import make_algorithm, make_objective, make_schedule
 from dapo.run.given import NOTHING_GIVEN, Given
@@ -55,7 +54,6 @@ from dapo.run.supervised import supervised_session
 from dapo.run.telling import (
     difference_lines,
     lost_with,
-    nothing_learned,
     resume_command,
     say_changes,
     say_end,

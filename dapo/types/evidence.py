@@ -1,6 +1,6 @@
 """Facts of a step that collects a batch, and its state when it gave up: counts, shares and codes.
 
-The code that shows them finds the words (``dapo.observe.why``, ``dapo.observe.stopped``, ``dapo.report``).
+The code that shows them finds the words (``dapo.observe.sentences``, ``dapo.observe.why``, ``dapo.report``).
 """
 
 from __future__ import annotations

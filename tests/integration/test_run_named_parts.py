@@ -11,9 +11,9 @@ from small_run import dapo, write_recipe
 
 from dapo.config.load import load_recipe
 from dapo.errors import RecipeError
+from dapo.observe.commands import GIVEN
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
-from dapo.observe.stopped import GIVEN
 from dapo.run.given import Given
 
 EXTENDING = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text()

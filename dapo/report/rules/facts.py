@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from dapo.report.endings import checkpoint_steps
 from dapo.report.page_data import Advice
 from dapo.report.reader import RunContents
+from dapo.report.status import checkpoint_steps
 
 Severity = Literal["bad", "warn", "note"]
 RANK: dict[Severity, int] = {"bad": 0, "warn": 1, "note": 2}

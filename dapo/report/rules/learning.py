@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dapo.data.load import FEW_HELD_OUT, MANY_PASSES, few_held_out, many_passes
 from dapo.metrics.glossary import lookup
-from dapo.observe.text import clean, number, percent, shorten
-from dapo.report.endings import export_command
+from dapo.observe.commands import export_said
+from dapo.observe.text import clean, number, percent, sentence, shorten
+from dapo.report.problems import count_prompts
 from dapo.report.rules.facts import AccuracyPoint, Facts, Finding, Rule, half_of_difference
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
@@ -60,7 +62,7 @@ def _calmer(facts: Facts, best: AccuracyPoint) -> str:
     """Return what to do about updates that destroy."""
     kept = _checkpoint(facts, best)
     if kept is not None:
-        export = export_command(facts.run, kept)
+        export = export_said(facts.run.folder.path, kept)
         return f"Stop here, and export the checkpoint of step {kept} (`{export}`). Then {_SMALLER}."
     return f"{_best_kept(facts, best)} Start again, and {_SMALLER}."
 
@@ -69,7 +71,7 @@ def _best_kept(facts: Facts, best: AccuracyPoint) -> str:
     """Return where the best model is, if anywhere."""
     kept = _checkpoint(facts, best)
     if kept is not None:
-        return f"The checkpoint of step {kept} is the best one (`{export_command(facts.run, kept)}`)."
+        return f"The checkpoint of step {kept} is the best one (`{export_said(facts.run.folder.path, kept)}`)."
     if best.step == 0:
         return "No step was better than the model before training."
     return "No checkpoint from before the fall is kept (checkpoint.best=validation/accuracy keeps the best one)."
@@ -170,6 +172,36 @@ def diversity(facts: Facts) -> Finding | None:
     )
 
 
+def passes(facts: Facts) -> Finding | None:
+    """Doubt a run that has taken each training problem many times."""
+    prompts, each = count_prompts(facts.run), facts.setting("rollout.prompts_per_step", 0)
+    said = many_passes(facts.last_step, each, prompts) if prompts and not facts.run.supervised else None
+    if said is None:
+        return None
+    keys = ["reward/accuracy", "validation/accuracy"]
+    title = "Each training problem comes up many times"
+    return Finding("note", title, f"So far {said}.", facts.first_step, facts.last_step, keys)
+
+
+def held_out_size(facts: Facts) -> Finding | None:
+    """Doubt small held-out sets, by their problems at the last evaluation."""
+    row = next((row for row in reversed(facts.run.rows) if row.get("validation/problems")), None)
+    if row is None:
+        return None
+    begin, end = "validation/", "/problems"
+    sets = {clean(key[len(begin) : -len(end)], newlines=False): key for key in row if _is_size_of_a_set(key)}
+    sets = sets or {"the only one": "validation/problems"}
+    said = few_held_out({shorten(name, 60): row[key] or 0 for name, key in sets.items()})
+    if said is None:
+        return None
+    step = int(row["step"])
+    return Finding("note", "A held-out set is small", sentence(said), step, step, list(sets.values()))
+
+
+def _is_size_of_a_set(key: str) -> bool:
+    return key.startswith("validation/") and key.endswith("/problems") and key.count("/") > 1
+
+
 def _around(facts: Facts, key: str, step: int) -> float | None:
     """Mean of the five steps nearest to ``step``."""
     near = sorted(zip(*facts.series(key), strict=True), key=lambda pair: abs(pair[0] - step))[:5]
@@ -226,5 +258,19 @@ RULES = (
         "The model gives up ways of solving that it had. More samples no longer help, nor will more training.",
         "Raise algorithm.clip.high or rollout.group_size, lower learner.learning_rate, or stop earlier.",
         diversity,
+    ),
+    Rule(
+        "passes",
+        f"more than {MANY_PASSES} passes over the training problems",
+        "The model learns problems by heart that it sees so often; training accuracy then says nothing of others.",
+        "Add problems, or lower trainer.steps. Held-out accuracy tells what was learned.",
+        passes,
+    ),
+    Rule(
+        "held_out_size",
+        f"a held-out set of fewer than {FEW_HELD_OUT} problems",
+        "An accuracy of 50% on 30 problems is uncertain by 18 points: it moves by chance alone.",
+        "Hold out more problems (data.validation, validation.limit).",
+        held_out_size,
     ),
 )

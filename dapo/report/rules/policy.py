@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 
+from dapo.observe.commands import export_said
 from dapo.observe.text import number, percent
 from dapo.observe.view import CLIPPED, COLLAPSED
-from dapo.report.endings import export_command
 from dapo.report.rules.facts import Facts, Finding, Rule
 
 SOLVED = 0.95
@@ -55,7 +55,7 @@ def _explore(facts: Facts, fallen: int) -> str:
     """Return the way back from a collapse that ``fallen`` shows first: a checkpoint that exists, or a new start."""
     kept = [step for step in facts.checkpoints if 0 < step < fallen]
     if kept:
-        said = f"Go back to the checkpoint of step {kept[-1]} (`{export_command(facts.run, kept[-1])}`)"
+        said = f"Go back to the checkpoint of step {kept[-1]} (`{export_said(facts.run.folder.path, kept[-1])}`)"
     else:
         said = "No checkpoint from before the fall is kept (checkpoint.keep): start again"
     warm = "" if facts.setting("rollout.temperature") == 1 else "; see that rollout.temperature is 1"

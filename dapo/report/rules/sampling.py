@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from dapo.observe.sentences import unfilled_said
 from dapo.observe.text import number, percent
 from dapo.observe.why import why
-from dapo.report.endings import unfilled_said
 from dapo.report.rules.facts import Facts, Finding, Rule
-from dapo.report.status import status_of
+from dapo.report.status import outcome_of
 from dapo.types.evidence import HEALTHY, Shares
 
 SCARCE = 0.1
@@ -27,11 +27,11 @@ _VERDICTS = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_
 
 def batch_unfilled(facts: Facts) -> Finding | None:
     """Explain a run that ended over an unfilled batch, in the words of the collector, which saw every group."""
-    status = status_of(facts.run)
-    if status["state"] != "unfilled":
+    run = outcome_of(facts.run)
+    if run.state != "unfilled":
         return None
-    met, cause, further = unfilled_said(facts.run)
-    step = status["step"] + 1
+    met, cause, further = unfilled_said(run)
+    step = run.step + 1
     return Finding(
         "bad",
         f"Step {step} could not fill its batch",
@@ -47,10 +47,10 @@ def batch_hard_to_fill(facts: Facts) -> Finding | None:
     """By the last steps, in the words of the console: what is kept now matters, not what was."""
     mode = facts.setting("algorithm.dynamic_sampling.mode", "filter")
     kept = facts.late("sampling/acceptance_rate")
-    caps, status = facts.where("sampling/cap_reached", bool), status_of(facts.run)
-    if kept is None or mode in ("off", "mask") or status["state"] == "unfilled":
+    caps, run = facts.where("sampling/cap_reached", bool), outcome_of(facts.run)
+    if kept is None or mode in ("off", "mask") or run.state == "unfilled":
         return None
-    if status["state"] == "finished" and status["step"] < status["steps"]:  # the data ended, and with it the last batch
+    if run.state == "finished" and run.step < run.steps:  # the data ended, and with it the last batch
         caps = [step for step in caps if step != facts.last_step]
     if kept >= HEALTHY and not caps:
         return None

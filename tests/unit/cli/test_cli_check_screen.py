@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [{"problem": f"{n} +1 =", "answer": str(n + 1)} for n in range(1, 8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.yaml").write_text(
-        "model: {path: ./model}\ndata: {train: [{path: train.jsonl}], validation: [{task: signed_sum, size: 8}]}\n"
+        "model: {path: ./model}\ndata: {train: [{path: train.jsonl}], validation: [{task: signed_sum, size: 40}]}\n"
         "rewards: [{kind: exact, pattern: '=(\\d+)$'}]\nrollout: {max_response_tokens: 32}\n"
         "trainer: {steps: 10}\n"
     )

@@ -27,7 +27,7 @@ from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
 from dapo.metrics.phases import Phases
 from dapo.observe.metrics import unknown_keys, without_clock
-from dapo.observe.notices import ending_said, notice_said
+from dapo.observe.sentences import ending_said, notice_said
 from dapo.types.batch import Prompt, SamplingParams, TensorSum
 from dapo.types.evidence import ClusterLost, HeldOutLoss, Interrupted, LeftAtOnce
 

@@ -9,7 +9,7 @@ from test_loop_parts import make_group
 from dapo.algorithms.shaping import clamped
 from dapo.config import recipe_from_dict
 from dapo.loop.reinforcement import Notices
-from dapo.observe.notices import notice_said
+from dapo.observe.sentences import notice_said
 from dapo.run.algorithm import make_algorithm
 from dapo.types.batch import Score
 

@@ -11,7 +11,7 @@ from scripted import make_collector, random_world, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.errors import NothingScored, SamplingStopped
-from dapo.observe.stopped import met_said, stop_said
+from dapo.observe.sentences import met_said, stop_said
 from dapo.types.enums import Disposition, Verdict
 from dapo.types.evidence import Cause
 

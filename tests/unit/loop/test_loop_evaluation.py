@@ -23,8 +23,7 @@ from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.trainer import Trainer
 from dapo.metrics.phases import Phases
 from dapo.observe.log import logging_to
-from dapo.observe.notices import notice_said
-from dapo.observe.stopped import stop_said
+from dapo.observe.sentences import notice_said, stop_said
 from dapo.rewards.compose import build_scorer
 from dapo.types.batch import Prompt, SamplingParams, Score
 from dapo.types.evaluation import EvaluationProgress

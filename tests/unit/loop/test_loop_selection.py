@@ -10,7 +10,7 @@ from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.config.schema import Selection
 from dapo.errors import SamplingStopped
 from dapo.loop.sampling.prompts import PromptHistory, PromptRecord, PromptSelector
-from dapo.observe.stopped import stop_said
+from dapo.observe.sentences import stop_said
 from dapo.types.batch import content_id
 from dapo.types.enums import Verdict
 

@@ -13,7 +13,7 @@ from dapo.config.check_stopping import is_highest
 from dapo.errors import CheckpointError, RecipeError
 from dapo.loop.best import Best
 from dapo.loop.stopping import Deadline
-from dapo.observe.notices import time_said
+from dapo.observe.sentences import time_said
 from dapo.types.evidence import ClusterLost, DataEnded, NoGain, OutOfTime
 
 ACCURACY = "validation/accuracy"

@@ -12,10 +12,11 @@ import pytest
 
 from dapo.errors import AccuracyUnknown, EngineError, NothingScored, SamplingStopped
 from dapo.observe import run_lock
+from dapo.observe.commands import record_given, resume_said
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.run_lock import is_held
+from dapo.observe.sentences import PARTIAL, stop_said
 from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
-from dapo.observe.stopped import PARTIAL, record_given, resume_said, stop_said
 from dapo.types.evidence import (
     Cause,
     ClusterLost,

@@ -243,6 +243,7 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
     ("penalties", {"response__penalty_mean": -0.51}, "warn", {"response__penalty_mean": -0.49}, ()),
     ("validation_fell", falling(0.84), "warn", falling(0.85), ()),
     ("validation_fell", falling(0.44), "bad", falling(0.85), ()),
+    ("held_out_size", {"validation__problems": 29}, "note", {"validation__problems": 30}, ()),
     ("no_learning", flat(0.05), "warn", flat(0.06), ()),
     (
         "reward_without_accuracy",

@@ -15,7 +15,7 @@ from dapo.cli.main import main
 from dapo.errors import DataError
 from dapo.observe.run_lock import is_held
 from dapo.observe.status import read_status
-from dapo.report import browse, pictures, runs_list, write
+from dapo.report import browse, runs_list, write
 from dapo.report.bundle import bundle_of
 from dapo.report.reader import read_run
 from dapo.report.runs_list import RunsFolder, fingerprint
@@ -178,14 +178,14 @@ def test_a_span_of_no_time_is_left_out(tmp_path, make_run, odd):
 
 
 def test_a_picture_that_cannot_be_drawn_is_left_out_and_said(tmp_path, make_run, monkeypatch, capsys):
-    real = pictures._picture
+    real = write.picture
 
     def picture(title, panels, drawn):
         if title == "Health":
             raise OverflowError("too great")
         return real(title, panels, drawn)
 
-    monkeypatch.setattr(pictures, "_picture", picture)
+    monkeypatch.setattr(write, "picture", picture)
     folder = make_run(tmp_path / "run", steps=6)
     assert main(["report", str(folder)]) == 0
     assert {path.name for path in (folder / "report" / "pictures").iterdir()} == {"learning.png", "cost.png"}

@@ -13,12 +13,12 @@ from made_rows import UNFILLED, rows, run_of, unfilled_run
 
 import dapo
 from dapo.observe.run_folder import RunFolder
-from dapo.observe.text import shorten
-from dapo.report.endings import unfilled_said
+from dapo.observe.sentences import unfilled_said
+from dapo.observe.text import big, brief, seconds_said, sentence, shorten
 from dapo.report.outcome import sentences_of, status_of, tiles_of
 from dapo.report.reader import read_run
 from dapo.report.rules import advice_of
-from dapo.report.words import big, brief, seconds_said, sentence
+from dapo.report.status import outcome_of
 from dapo.types.evidence import ClusterLost, DataEnded, NoGain, OutOfTime, Shares
 
 
@@ -108,7 +108,7 @@ def test_a_run_of_before_evidence_was_recorded_says_what_it_said():
         "Likely cause: this one. What was judged is in stopped/*.parquet. `dapo train "
         "--resume runs/it KEY=VALUE` goes on with changed settings."
     )
-    assert unfilled_said(run)[1:] == ("", "")
+    assert unfilled_said(outcome_of(run))[1:] == ("", "")
 
 
 def test_a_run_that_was_copied_is_told_where_it_lies(tmp_path):
@@ -116,7 +116,7 @@ def test_a_run_that_was_copied_is_told_where_it_lies(tmp_path):
     shares = Shares(all_wrong=1.0, judged=100)
     run = unfilled_run(folder=RunFolder(tmp_path / "new home"), log_tail=["x", *log], shares=shares)
     run.status_record |= {"folder": "/first/my home"}
-    _, cause, further = unfilled_said(run)
+    _, cause, further = unfilled_said(outcome_of(run))
     assert f"Look at its rollouts ({tmp_path}/new home/stopped/*.parquet), at the prompt's" in cause
     assert further.startswith(f"`dapo train --resume '{tmp_path}/new home' KEY=VALUE` goes on")
     assert status_of(run)["log"] == [

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from made_rows import rows, run_of
 
+from dapo.observe.pictures import COLOURS, PICTURES, _plain, picture
 from dapo.report.bundle import bundle_of
-from dapo.report.pictures import COLOURS, PICTURES, _name, _picture, _plain, draw, what_is_drawn
 from dapo.report.reader import read_run
+from dapo.report.write import _name, draw, what_is_drawn
 
 
 def bundle(*runs):
@@ -18,7 +19,7 @@ def bundle(*runs):
 def panels(made, name):
     """Axes by title of one picture."""
     drawn = what_is_drawn(made["runs"], made["bands"])
-    figure = _picture(*PICTURES[name], drawn)
+    figure = picture(*PICTURES[name], drawn)
     return {axes.get_title(loc="left"): axes for axes in figure.axes}
 
 

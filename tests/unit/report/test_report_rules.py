@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +15,14 @@ from rule_cases import CASES, at, falling, late, many, waiting
 
 from dapo.config.schema import Recipe
 from dapo.metrics.glossary import GLOSSARY, lookup
+from dapo.observe.prompts import write_prompts
 from dapo.observe.run_folder import RunFolder
 from dapo.report.outcome import sentences_of
 from dapo.report.rules import RULES, Facts, advice_of
 from dapo.report.rules.facts import RANK
 from dapo.report.rules.learning import _is_other
 from dapo.report.rules.table import table, with_table
+from dapo.types.batch import Prompt
 
 
 def found(made: list[dict[str, Any]], *overrides: str, **more: Any) -> dict[str, str]:
@@ -33,7 +36,29 @@ def test_a_rule_speaks_at_its_bound_and_not_below(rule, speaks, severity, silent
 
 
 def test_every_rule_is_tested():
-    assert {rule.name for rule in RULES} == {case[0] for case in CASES} | {"batch_unfilled"}
+    assert {rule.name for rule in RULES} == {case[0] for case in CASES} | {"batch_unfilled", "passes"}
+
+
+def test_passes_over_the_training_problems_are_counted_from_the_run_s_prompts(tmp_path):
+    """60 steps of 32 prompts are 101 passes over 19 problems, and 96 over 20."""
+    for prompts, speaks in ((19, True), (20, False)):
+        folder = RunFolder(tmp_path / str(prompts))
+        folder.path.mkdir()
+        write_prompts(
+            folder.prompts,
+            [Prompt(f"{n:016x}", "", np.array([1]), f"{n} + 1", str(n + 1), "s") for n in range(prompts)],
+        )
+        notes = [a for a in advice_of(run_of(rows(60), folder=folder)) if a["rule"] == "passes"]
+        assert [a["severity"] for a in notes] == ["note"] * speaks
+    folder.prompts.write_bytes(b"PAR1")
+    assert advice_of(run_of(rows(60), folder=folder)) == []
+
+
+def test_small_held_out_sets_are_named():
+    sizes = {"validation__problems": 107, "validation__a/problems": 7, "validation__b/problems": 100}
+    (advice,) = advice_of(run_of(rows(**sizes)))
+    assert advice["said"] == "Of the held-out sets, a has 7 problems: an accuracy on so few is mostly chance."
+    assert advice["keys"] == ["validation/a/problems", "validation/b/problems"]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 6, 10, 60, 300])

@@ -11,7 +11,7 @@ import pytest
 from dapo.cli.main import main
 from dapo.learner.optimizer import Optimizer
 from dapo.models.tiny import make_tiny_model
-from dapo.run.telling import nothing_learned
+from dapo.observe.sentences import nothing_learned
 
 ROW = {"train/optimizer_steps": 2, "train/skipped_steps": 0, "train/empty_steps": 0}
 

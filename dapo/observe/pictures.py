@@ -1,4 +1,4 @@
-"""The main pictures of one or several runs as PNG: what was learned, DAPO's health, the cost.
+"""The pictures of one or several runs as PNG: curve.png of a run, and learning, health and cost of a report.
 
 A run has a colour, a metric a line style; of runs that differ in their seed alone the mean is drawn, and a band from
 the least to the greatest. Needs no display.
@@ -7,7 +7,6 @@ the least to the greatest. Needs no display.
 from __future__ import annotations
 
 import itertools
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +17,16 @@ import numpy as np
 
 from dapo.metrics.glossary import PHASES
 from dapo.observe.files import replacing
+from dapo.observe.metrics import Row, read_metrics, series
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.supervised import HELD_OUT, TRAINED, is_supervised
 from dapo.observe.text import clean, shorten
-from dapo.report.page_data import Band, RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Bands = Mapping[str, Mapping[str, Band]]
-
-# Okabe and Ito's palette, as in ``observe.curve``: told apart by colour-blind readers and in grey.
+# Okabe and Ito's palette: told apart by colour-blind readers and in grey.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#6B7280", "#000000")
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
 GRID, GREY = "#E5E7EB", "#6B7280"
@@ -44,10 +43,10 @@ EVERY_MARK = 60
 class Curve:
     """A metric of a run or of a family of seeds."""
 
-    steps: list[int]
-    values: list[float]
-    low: list[float] = field(default_factory=list)  # [] without a band
-    high: list[float] = field(default_factory=list)
+    steps: Sequence[int] = ()
+    values: Sequence[float] = ()
+    low: Sequence[float] = ()  # () without a band
+    high: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +55,14 @@ class Drawn:
 
     name: str
     colour: str
-    runs: Sequence[RunView]
-    band: Mapping[str, Band]  # {} for a single run
+    runs: Sequence[Mapping[str, Curve]]  # of each run, its metrics
+    band: Mapping[str, Curve] = field(default_factory=dict)  # the metrics' means over the seeds; {} for a single run
 
     def curves(self, key: str) -> list[Curve]:
         """One, or one for each seed where there is no band of that metric."""
         if key in self.band:
-            band = self.band[key]
-            rows = list(zip(band["steps"], band["mean"], band["low"], band["high"], strict=True))
-            known = [(s, m, lo, hi) for s, m, lo, hi in rows if m is not None and lo is not None and hi is not None]
-            columns: list[Any] = [list(column) for column in zip(*known, strict=True)] or [[], [], [], []]
-            return [Curve(*columns)]
-        return [curve for run in self.runs if (curve := _curve(run, key)).steps]
+            return [self.band[key]]
+        return [run[key] for run in self.runs if key in run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +75,7 @@ class Panel:
     share: bool = False  # 0 to 100 %
     log: bool = False
     wide: bool = False
+    ends: bool = False  # write the first and the last value of the first metric beside their points
     crowded: int = 1  # metrics that are left when many runs lie over each other
 
 
@@ -160,58 +156,55 @@ PICTURES: dict[str, tuple[str, Sequence[Panel]]] = {
 }
 
 
-def draw(
-    runs: Sequence[RunView],
-    bands: Bands,
-    folder: Path,
-    notes: list[str] | None = None,
-    names: Mapping[str, str] | None = None,
-) -> list[Path]:
-    """Write learning.png, health.png and cost.png, and return their paths; one with nothing to show is left out.
-
-    Args:
-        runs: of a bundle; several lie over each other.
-        bands: family -> metric -> band over its seeds, for families of two runs and more.
-        folder: made where it is missing.
-        notes: takes a sentence on each picture whose numbers cannot be drawn.
-        names: of families, where the settings in which they differ name them.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    drawn = what_is_drawn(runs, bands, names)
-    written = []
-    for name, (title, panels) in PICTURES.items():
-        if any(each.curves(key) for each in drawn for panel in panels for key, _ in panel.metrics):
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                written.append(_write(_picture(title, panels, drawn), folder / f"{name}.png"))
-            except (ValueError, ArithmeticError, TypeError, IndexError, RuntimeError) as error:  # matplotlib's many
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
-                if notes is not None:
-                    notes.append(f"{name}.png was left out, its numbers cannot be drawn: {shorten(reason, 200)}.")
-    return written
+CURVE: Sequence[Panel] = (
+    Panel(
+        "accuracy",
+        (
+            ("validation/accuracy", "held-out, sampled (95% interval)"),
+            ("validation/greedy_accuracy", "held-out, greedy"),
+            ("reward/accuracy", "training prompts, sampled"),
+        ),
+        share=True,
+        wide=True,
+        ends=True,
+    ),
+    Panel(
+        "judged groups, and truncated responses",
+        (
+            ("groups/kept_share", "kept"),
+            ("groups/all_correct_share", "all correct"),
+            ("groups/all_wrong_share", "all wrong"),
+            ("response/truncated_share", "truncated responses"),
+        ),
+        share=True,
+    ),
+    Panel("entropy of the policy", (("train/entropy", "entropy"),), "nats a token"),
+)
+"""curve.png of a run, the picture that every run leaves."""
+LOSSES: Sequence[Panel] = (
+    Panel("loss", ((HELD_OUT, "held out"), (TRAINED, "training batch")), "nats a token", wide=True),
+)
+"""curve.png of a supervised run."""
 
 
-def what_is_drawn(runs: Sequence[RunView], bands: Bands, names: Mapping[str, str] | None = None) -> list[Drawn]:
-    """Each run, or the family it belongs to, with a colour of its own."""
-    seeds: dict[str, set[int | None]] = {}
-    for run in runs:
-        seeds.setdefault(run["family"], set()).add(run["seed"])
-    members: dict[str, list[RunView]] = {}
-    for run in runs:  # the same seed twice is no spread
-        seeded = run["family"] in bands and len(seeds[run["family"]]) > 1
-        members.setdefault(run["family"] if seeded else f"\0{run['label']}", []).append(run)
-    return [
-        Drawn((names or {}).get(key) or _name(group), COLOURS[n % len(COLOURS)], group, bands.get(key, {}))
-        for n, (key, group) in enumerate(members.items())
-    ]
+def write_curve(run: RunFolder) -> Path:
+    """Draw RUN/curve.png from RUN/metrics.jsonl and return its path."""
+    return write(curve_figure(read_metrics(run.metrics), run.path.resolve().name), run.curve)
+
+
+def curve_figure(rows: Sequence[Row], name: str) -> Figure:
+    """Draw what a run called ``name`` learned, from its lines."""
+    panels = LOSSES if is_supervised(rows) else CURVE
+    keys = [key for panel in panels for one, _ in panel.metrics for key in (one, f"{one}_low", f"{one}_high")]
+    curves = {key: Curve(*found) for key in keys if (found := series(rows, key))[0]}
+    return picture("What was learned", panels, [Drawn(name, COLOURS[0], [curves])])
 
 
 # ---------------------------------------------------------------------------------------------------- drawing
 
 
-def _picture(title: str, panels: Sequence[Panel], drawn: Sequence[Drawn]) -> Figure:
+def picture(title: str, panels: Sequence[Panel], drawn: Sequence[Drawn]) -> Figure:
+    """Draw panels, two in a row, of one or several runs."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -266,6 +259,8 @@ def _panel(axes: Axes, panel: Panel, drawn: Sequence[Drawn]) -> None:
         axes.set_yticks([])
         return
     _axis(axes, panel)
+    if panel.ends and alone:
+        _end_labels(axes, drawn[0].curves(metrics[0][0]))
     if len(shown) > 1 and not phases:
         _legend(axes, shown, alone)
 
@@ -279,21 +274,36 @@ def _lines(axes: Axes, each: Drawn, key: str, style: Any, colour: str, panel: Pa
         width = 1.9 if marked else 1.5 if curve.low or len(each.runs) == 1 else 0.9
         axes.plot(curve.steps, values, color=colour, linestyle=style, linewidth=width, **mark)
         if curve.low:
-            for run in each.runs:  # a band ends where its shortest run does
-                member = _curve(run, key)
+            for member in (run[key] for run in each.runs if key in run):  # a band ends where its shortest run does
                 axes.plot(member.steps, [scale * v for v in member.values], color=colour, linewidth=0.7, alpha=0.55)
             low, high = ([scale * value for value in side] for side in (curve.low, curve.high))
             axes.fill_between(curve.steps, low, high, color=colour, alpha=0.18, linewidth=0)
     if key == "validation/accuracy" and len(each.runs) == 1:
-        low_ends, high_ends = (_curve(each.runs[0], f"{key}_{end}") for end in ("low", "high"))
+        low_ends, high_ends = (each.runs[0].get(f"{key}_{end}", Curve()) for end in ("low", "high"))
         if low_ends.steps and low_ends.steps == high_ends.steps:
             axes.fill_between(low_ends.steps, low_ends.values, high_ends.values, color=colour, alpha=0.15, linewidth=0)
 
 
+def _end_labels(axes: Axes, curves: Sequence[Curve]) -> None:
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    for curve in curves:
+        for index, offset, side in ((0, (8, -3), "left"), (-1, (2, -22), "right")) if len(curve.steps) > 1 else ():
+            axes.annotate(
+                f"{100 * curve.values[index]:.1f}%",
+                (curve.steps[index], curve.values[index]),
+                xytext=offset,
+                textcoords="offset points",
+                ha=side,
+                color=COLOURS[0],
+                fontweight="bold",
+                bbox=box,
+            )
+
+
 def _phases(axes: Axes, each: Drawn) -> list[tuple[Any, str]]:
     """Phases of one run on top of each other; [] where they were not all measured at the same steps."""
-    curves = {name: _curve(each.runs[0], f"time/{name}") for name in PHASES}
-    steps = _curve(each.runs[0], "time/step").steps
+    curves = {name: each.runs[0].get(f"time/{name}", Curve()) for name in PHASES}
+    steps = each.runs[0].get("time/step", Curve()).steps
     rows = {name: dict(zip(curve.steps, curve.values, strict=True)) for name, curve in curves.items() if curve.steps}
     if len(steps) < 2 or not rows:
         return []
@@ -367,7 +377,8 @@ def _name_runs(figure: Figure, title: str, drawn: Sequence[Drawn]) -> None:
     )
 
 
-def _write(figure: Figure, path: Path) -> Path:
+def write(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG, at once."""
     with replacing(path) as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name in letters that the font lacks is drawn as boxes
         figure.savefig(temporary, format="png")
@@ -375,26 +386,6 @@ def _write(figure: Figure, path: Path) -> Path:
 
 
 # ---------------------------------------------------------------------------------------------------- small parts
-
-
-def _curve(run: RunView, key: str) -> Curve:
-    values = run["curves"]["values"].get(key, [])
-    known = [(s, v) for s, v in zip(run["curves"]["steps"], values, strict=False) if v is not None]
-    return Curve([step for step, _ in known], [value for _, value in known])
-
-
-def _name(runs: Sequence[RunView]) -> str:
-    """Return the name of a run, with its end if not good; for seeds the common beginning of their labels, or all of
-    them."""
-    labels = [run["label"] for run in runs]
-    if len(labels) == 1:
-        status = runs[0]["status"]
-        return labels[0] if status["state"] == "finished" else f"{labels[0]} ({status['title']}, step {status['step']})"
-    common = "".join(
-        a[0] for a in itertools.takewhile(lambda column: len(set(column)) == 1, zip(*labels, strict=False))
-    )
-    stem = re.sub(r"[ ._-]*(seed|s)?[ ._-]*$", "", common)
-    return f"{stem} ({len(labels)} seeds)" if stem else ", ".join(labels)
 
 
 def _plain(text: str) -> str:
