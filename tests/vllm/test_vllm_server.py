@@ -54,7 +54,7 @@ def make(server, model, tmp_path):
         address = address or server.address
         engine = ServerEngine(address, "runs/one", vocabulary=ROWS, longest=LONGEST, **options)
         engines.append(engine)
-        engine.load(Published(model.model).ticket(1, engine._folder))
+        engine.load(Published(model.model).ticket(1, tmp_path))
         return engine
 
     yield build
@@ -194,11 +194,11 @@ def test_abort_gives_partial_tokens_that_can_be_continued(make, model):
         assert gap(model, event, made) < CLOSE
 
 
-def test_publish(make, model):
+def test_publish(make, model, tmp_path):
     engine = make()
     for version in (2, 3):
         changed = other(model, version)
-        engine.load(Published(changed.model).ticket(version, engine._folder))
+        engine.load(Published(changed.model).ticket(version, tmp_path))
         engine.submit([ask(group, max_tokens=30) for group in range(8)])  # the same prompts: nothing cached may serve
         events = collect(engine, 8)
         assert max(gap(changed, event) for event in events.values()) < CLOSE
@@ -206,12 +206,12 @@ def test_publish(make, model):
         assert all((event.versions == version).all() for event in events.values())
 
 
-def test_publish_while_responses_are_under_way(make, model):
+def test_publish_while_responses_are_under_way(make, model, tmp_path):
     engine, changed = make(), other(model, 2)
     count = under_way(engine, 4)
     with pytest.raises(EngineError, match="unfinished"):
-        engine.load(Published(changed.model).ticket(2, engine._folder))
-    engine.load(Published(changed.model).ticket(2, engine._folder), in_flight="keep")
+        engine.load(Published(changed.model).ticket(2, tmp_path))
+    engine.load(Published(changed.model).ticket(2, tmp_path), in_flight="keep")
     events = collect(engine, count).values()
     old, new = [event.versions == 1 for event in events], [event.versions == 2 for event in events]
     assert sum(map(np.sum, old)) > 50
@@ -262,9 +262,9 @@ def test_a_slow_server_is_waited_for_and_asked_once(make, model, server):
     assert len(engine.abort()) == 8
 
 
-def test_a_server_killed_and_started_again_gets_the_published_weights(make, model, server):
+def test_a_server_killed_and_started_again_gets_the_published_weights(make, model, server, tmp_path):
     engine, changed = make(slots=8), other(model, 2)
-    engine.load(Published(changed.model).ticket(2, engine._folder))
+    engine.load(Published(changed.model).ticket(2, tmp_path))
     count = under_way(engine, 6)
     server.kill()
     server.start()
