@@ -55,7 +55,7 @@ class ClusterSection {
   said(run) {
     const lost = run.curves.values["cluster/engine_losses"] || [];
     const losses = lost.reduce((sum, v) => sum + (v || 0), 0);
-    const steps = run.curves.steps.filter((_, n) => lost[n]).map(number);
+    const steps = run.curves.steps.filter((_, n) => lost[n]).map((step) => number(step));
     const restarts = run.processes.reduce((most, one) => (one.role === "learner" ? Math.max(most, one.restarts) : most), 0);
     const away = run.processes.filter((one) => !one.alive).length;
     const parts = [`${plural(run.processes.length, "process", "processes")} at step ${number(run.status.step)}`];
