@@ -27,7 +27,7 @@ QUIET = 600.0  # seconds that a connection may say nothing
 OVER = "this episode is over: no further turn of the model can be had with its key"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # two clients may ask the same
 class _Waiting:
     """A request that has no answer yet."""
 

@@ -82,7 +82,7 @@ class TemplateSpeech:
         """
         if role in self._checked:
             return
-        message = {"role": role, "content": _REPLIED, "name": PROBE["name"], "tool_call_id": _CALL_ID}
+        message = _answered(role)
         said, thinking = _SAID, self._data.thinking
         if thinking.enabled:
             said = f"{thinking.open}\nWhat is thought.\n{thinking.close}\n\n{_SAID}"
@@ -193,7 +193,7 @@ class FreshSpeech(TemplateSpeech):
         """
         if role in self._checked:
             return
-        message = {"role": role, "content": _REPLIED, "name": PROBE["name"], "tool_call_id": _CALL_ID}
+        message = _answered(role)
         try:
             shown, why = self._render([_user(), _assistant(_SAID), message], ask=True), ""
         except DataError as error:
@@ -294,6 +294,10 @@ def _calls(ids: Sequence[str]) -> dict[str, Any]:
 
 def _user() -> dict[str, Any]:
     return {"role": "user", "content": _ASKED}
+
+
+def _answered(role: str) -> dict[str, Any]:
+    return {"role": role, "content": _REPLIED, "name": PROBE["name"], "tool_call_id": _CALL_ID}
 
 
 def _assistant(text: str) -> dict[str, Any]:

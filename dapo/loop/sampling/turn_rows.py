@@ -12,7 +12,7 @@ import numpy as np
 from dapo.types.batch import BoolArray, IntArray, Partial, Turn
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # a row is itself: two may hold the same tokens
 class RowOfTurns:
     """A row of an episode: its prompt, and where its tokens begin."""
 

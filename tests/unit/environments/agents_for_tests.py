@@ -78,6 +78,14 @@ def repeats(prompt, *, base_url, api_key):
     return 1.0
 
 
+def continues_the_second(prompt, *, base_url, api_key):
+    """Asks the same twice, and goes on with the second answer."""
+    first = [user("w5 w6")]
+    ask(base_url, api_key, first)
+    ask(base_url, api_key, [*first, ask(base_url, api_key, first), user("w9")])
+    return 1.0
+
+
 def hangs_up(prompt, *, base_url, api_key):
     """Leaves before the answer comes, and asks the same again; later it leaves for good."""
     where = urlparse(base_url)

@@ -6,8 +6,8 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
+from episode_requests import PROMPT, STOPS, drain, requests
 from number_engine import NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, WordSpeech
 
@@ -17,12 +17,10 @@ from dapo.errors import RecipeError
 from dapo.loop.sampling.episodes import Episodes, Limits
 from dapo.loop.sampling.groups import load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
-from dapo.types.batch import MODEL, Key, Prompt, SampleRequest, SamplingParams
+from dapo.types.batch import MODEL
 from dapo.types.enums import FinishReason
 from dapo.types.parts import parts_of
 
-PROMPT = Prompt("id", "w5 w6", np.array([5, 6]), "problem", "7", "source")
-STOPS = (7, 11, 20, 31)
 PROGRAM = """
 import json, os, sys, urllib.request
 record = json.load(sys.stdin)
@@ -55,26 +53,9 @@ def mailbox():
         pool.close()
 
 
-def requests(count=4, prefixes=None):
-    sampling = SamplingParams(max_tokens=200, stop_token_ids=STOPS)
-    return [
-        SampleRequest(Key("train", n, 0), PROMPT.token_ids, sampling, 7 * n + 1, (prefixes or {}).get(n), priority=n)
-        for n in range(count)
-    ]
-
-
-def drain(subject, asked):
-    subject.submit(asked, lambda key: PROMPT)
-    found = {}
-    while len(found) < len(asked):
-        assert subject.pump(), "nothing is lost"
-        found |= {one.key.group: one for one in subject.ended("train")}
-    return found
-
-
 def played(mailbox, agent, count=4, **how):
     """The responses of some episodes, none of which failed."""
-    found = drain(mailbox(agent, **how), requests(count))
+    found = drain(mailbox(agent, **how), requests(count, limit=200))
     for response in found.values():
         assert response.reason is None
         assert response.completion.ended == "done"
@@ -106,7 +87,7 @@ def test_64_agents_at_once_whose_conversations_grow_make_one_row_each(mailbox, a
 def test_what_the_model_is_given_to_read_is_counted_once(mailbox):
     """The problem that an agent asks first is the group's prompt."""
     subject = mailbox("chain")
-    drain(subject, requests(3))
+    drain(subject, requests(3, limit=200))
     assert subject.episodes.given == 3 * (2 + 2 + 2)  # prompt and two replies
 
 
@@ -140,6 +121,12 @@ def test_a_client_that_repeats_itself_gets_another_turn_in_a_row_of_its_own(mail
         assert [prompt for prompt, _ in rows] == [[5, 6], [5, 6]]
 
 
+def test_the_second_of_two_rows_with_one_prompt_goes_on(mailbox):
+    for made in played(mailbox, "continues_the_second"):
+        one, two, three = (made.token_ids[turn.first : turn.stop].tolist() for turn in made.turns if turn.who == MODEL)
+        assert shown(made) == [([5, 6], one), ([5, 6], [*two, 9, *three])]
+
+
 def test_a_client_that_hangs_up_and_asks_again_gets_the_turn_that_was_made_for_it(mailbox):
     for made in played(mailbox, "hangs_up"):
         rows = shown(made)
@@ -153,7 +140,7 @@ def test_clients_are_served_or_refused_with_a_reason(mailbox, agent):
 
 
 def test_a_limit_of_turns_refuses_what_comes_and_takes_the_last_score(mailbox):
-    for response in drain(mailbox("goes_on", max_turns=3), requests()).values():
+    for response in drain(mailbox("goes_on", max_turns=3), requests(4, limit=200)).values():
         assert response.completion.ended == "turns"
         assert response.completion.scores == {"accuracy": 0.25}
         assert sum(turn.who == MODEL for turn in response.completion.turns) == 3
@@ -169,7 +156,7 @@ def test_a_limit_of_turns_refuses_what_comes_and_takes_the_last_score(mailbox):
     ],
 )
 def test_an_agent_that_fails_costs_one_response(mailbox, agent, reason):
-    found = drain(mailbox(agent, timeout=0.5), requests())
+    found = drain(mailbox(agent, timeout=0.5), requests(4, limit=200))
     for response in found.values():
         assert response.completion.finish is FinishReason.FAILED
         assert response.reason.startswith(f"environment: {reason}")
@@ -186,7 +173,7 @@ def test_an_agent_that_fails_costs_one_response(mailbox, agent, reason):
 )
 def test_a_program_plays_too(mailbox, tmp_path, more, scores, reason):
     (tmp_path / "agent.py").write_text(PROGRAM + more)
-    found = drain(mailbox((sys.executable, str(tmp_path / "agent.py"))), requests(2))
+    found = drain(mailbox((sys.executable, str(tmp_path / "agent.py"))), requests(2, limit=200))
     for response in found.values():
         assert response.completion.scores == scores
         assert (response.reason is None) if reason is None else response.reason.startswith(f"environment: {reason}")
@@ -203,9 +190,9 @@ def test_an_agent_bounds_its_turns_within_those_of_the_recipe(mailbox):
 @pytest.mark.parametrize(("agent", "turns"), [("chain", 1), ("others", 1), ("bounds", 0), ("bounds", 1)])
 def test_an_episode_taken_back_is_played_again_after_a_kill(mailbox, agent, turns):
     """Also in the middle of a turn."""
-    whole = {n: content(one) for n, one in drain(mailbox(agent), requests()).items()}
+    whole = {n: content(one) for n, one in drain(mailbox(agent), requests(4, limit=200)).items()}
     first = mailbox(agent)
-    first.submit(requests(), lambda key: PROMPT)
+    first.submit(requests(4, limit=200), lambda key: PROMPT)
     while not any(begun_turns(request) > turns for request in first._requests.values()):
         first.pump(0.0)
     first.pump(0.0)
@@ -213,7 +200,7 @@ def test_an_episode_taken_back_is_played_again_after_a_kill(mailbox, agent, turn
     parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items()}
     assert any(part.turns for part in parts.values())
     left = {n: part if len(part) else None for n, part in parts.items()}
-    rest = drain(mailbox(agent), requests(prefixes=left))
+    rest = drain(mailbox(agent), requests(4, limit=200, prefixes=left))
     assert {n: content(one) for n, one in rest.items()} == whole
 
 
@@ -224,12 +211,12 @@ def begun_turns(request):
 
 def test_an_agent_that_asks_otherwise_when_it_is_played_again_is_left_unscored(mailbox):
     first = mailbox("moody")
-    first.submit(requests(), lambda key: PROMPT)
+    first.submit(requests(4, limit=200), lambda key: PROMPT)
     while not any(len(one.partial.turns) > 2 for one in first.episodes._episodes.values()):
         first.pump(0.0)
     parts = {one.key.group: one.partial() for one in first.recall("train")}
     left = {n: part if len(part) else None for n, part in parts.items()}
-    reasons = [one.reason or "" for one in drain(mailbox("moody"), requests(prefixes=left)).values()]
+    reasons = [one.reason or "" for one in drain(mailbox("moody"), requests(4, limit=200, prefixes=left)).values()]
     assert any(reason.startswith("environment: not repeatable: the agent's request") for reason in reasons)
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from episode_requests import LIMIT, PROMPT, STOPS, assert_no_slot_is_kept, drain, requests
 from inline_transport import InlineTransport
 from number_engine import GATE, NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, HerePlayers, WordSpeech
@@ -24,11 +25,6 @@ from dapo.rollout.stops import StopStrings
 from dapo.types.batch import MODEL, Key, Prompt, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Reply
-
-CHAT = {"messages": [{"role": "user", "content": "w5 w6"}], "tools": []}
-PROMPT = Prompt("id", "5 6", np.array([5, 6]), "problem", "7", "source", chat=CHAT)
-STOPS = (7, 11, 20, 31)
-LIMIT = 60
 
 
 def echo(prompt, rng, most=4):
@@ -58,31 +54,6 @@ def mailbox(players, slots=3, lag=2, stop=(), read=("accuracy",), speech=WordSpe
     )
     episodes = Episodes(players, speech(), texts, Limits(**{"max_turns": 6, **limits}), lag=lag, read_scores=read)
     return Rollouts(engine, None, texts, episodes)
-
-
-def requests(count=6, limit=LIMIT, stop=(), prefixes=None):
-    sampling = SamplingParams(max_tokens=limit, stop_token_ids=() if stop else STOPS, stop=stop)
-    return [
-        SampleRequest(Key("train", n, 0), PROMPT.token_ids, sampling, 7 * n + 1, (prefixes or {}).get(n), priority=n)
-        for n in range(count)
-    ]
-
-
-def drain(subject, asked):
-    subject.submit(asked, lambda key: PROMPT)
-    found = {}
-    while len(found) < len(asked):
-        assert subject.pump(), "nothing is lost"
-        found |= {one.key.group: one for one in subject.ended("train")}
-    assert subject.under_way("train") == 0
-    assert not subject.lost("train")
-    assert_no_slot_is_kept(subject)
-    return found
-
-
-def assert_no_slot_is_kept(subject):
-    assert not getattr(subject.engine, "kept", ())
-    assert not subject._kept
 
 
 def content(response):
