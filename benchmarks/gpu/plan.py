@@ -237,6 +237,14 @@ PLAN: tuple[Part, ...] = (
     ),
     _part(
         "check",
+        "runs",
+        80,
+        "check_runs:runs",
+        "`dapo train` as a person starts it: alone, in bfloat16, with two engines and CUDA IPC, with overlap, resumed",
+        needs=_RECIPE,
+    ),
+    _part(
+        "check",
         "long_row",
         60,
         "check_large:long_row",

@@ -24,8 +24,8 @@ from dapo.learner import optimizer
 from dapo.models import packed_attention
 from dapo.rollout import cache, embedded
 
-# these take long on a CPU and differ from the others in sizes alone; a slow test runs them
-LONG = {"large_vocabulary", "biased_keys", "matmul_precision"}
+# these take long on a CPU; a slow test runs them
+LONG = {"large_vocabulary", "biased_keys", "matmul_precision", "runs"}
 REHEARSED = [part for part in PLAN if not part.card]
 BY_NAME = {part.name: part for part in PLAN}
 
