@@ -158,9 +158,9 @@ def gradient_difference(loaded: LoadedModel, rows: list[TokenRow], long: int = 0
     with torch.enable_grad(), exact_matmuls():
         with attention.own_attention(model):
             for row in rows:
-                reference = _reference(loaded, row)
-                add(wanted, reference.logprobs)
-                routes.append(reference.routes)
+                with repeating(loaded) as made:  # the backward pass too: layers that are computed again ask the routers
+                    add(wanted, _own_logprobs(loaded, row, loaded.model))
+                routes.append(_routes(made))
         try:
             model.set_attn_implementation(attention.NAME)
             for part in _parts(len(rows), long):
@@ -206,7 +206,11 @@ class _Reference:
 def _reference(loaded: LoadedModel, row: TokenRow) -> _Reference:
     with repeating(loaded) as made:
         logprobs = _own_logprobs(loaded, row, loaded.model)
-    return _Reference(logprobs, None if made is None else made.routes().cpu().numpy())
+    return _Reference(logprobs, _routes(made))
+
+
+def _routes(made: Pass | None) -> Routes | None:
+    return None if made is None else made.routes().cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 from dapo.models import packed_attention, probe
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from tests.helpers.expert_models import save_experts
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +60,13 @@ def test_a_kernel_without_a_backward_pass_is_told_and_auto_pads(folder, monkeypa
     assert not loaded.packed
     assert any("no gradient on packed rows (NotImplementedError: derivative" in note for note in loaded.notes)
     assert all(parameter.grad is None for parameter in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+def test_recomputed_layers_repeat_the_choices_of_experts(checkpointing, tmp_path, monkeypatch):
+    """In bfloat16, where routers follow those of the reference."""
+    monkeypatch.setattr(probe, "_ASKED_OF", {"cpu"})
+    folder = save_experts(tmp_path / "model")
+    loaded = load_model(folder, dtype="bfloat16", device="cpu", activation_checkpointing=checkpointing)
+    assert loaded.packed, loaded.notes
+    assert 1e-9 < probe.gradient_difference(loaded, rows_of(loaded)) < 0.2
