@@ -1,4 +1,4 @@
-"""Whole runs of ``dapo train``: engines, precisions, an adapter, an environment, Ray, and a resume."""
+"""Whole runs of ``dapo train``: engines, precisions, an adapter, an environment, and a resume."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ ON_CARD = (
     Run("adamw_8bit", 6, ("model.dtype=float32", "learner.optimizer=adamw_8bit"), needs="torchao"),
     Run("generate", 3, ("model.dtype=float32", "rollout.engine=generate")),
     Run("game", 6, gap=0.05, game=True),
-    Run("ray", 4, ("model.dtype=float32", "launch.backend=ray"), needs="ray"),
 )
 REHEARSED = (
     Run(

@@ -240,7 +240,7 @@ PLAN: tuple[Part, ...] = (
         "runs",
         150,
         "check_runs:runs",
-        "`dapo train`: float32, bfloat16, two engines, overlap with CUDA IPC, LoRA, 8 bits, a game, Ray; one resumed",
+        "`dapo train`: float32, bfloat16, two engines, overlap with CUDA IPC, LoRA, 8 bits, a game; one resumed",
         needs=_RECIPE,
     ),
     _part(
