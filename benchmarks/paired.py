@@ -25,6 +25,7 @@ READING = (
     "interval excludes zero, which is what *shown* means."
 )
 Settings = Mapping[str, Any]
+_ENDED = ("finished", "unfilled")  # states of a run that is not made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def folder_of(work: Path, task: str, arm: str, seed: int) -> Path:
 
 def finished(folder: Path) -> bool:
     status = read_status(folder / "status.json")
-    return status is not None and status.state in ("finished", "unfilled") and (folder / "commit").exists()
+    return status is not None and status.state in _ENDED and (folder / "commit").exists()
 
 
 def make(study: Study, work: Path, seeds: Sequence[int], tasks: Sequence[str]) -> None:
@@ -86,6 +87,9 @@ def make(study: Study, work: Path, seeds: Sequence[int], tasks: Sequence[str]) -
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 study.run(folder.parent, task, folder.name, seed, settings)
+                status = read_status(folder / "status.json")
+                if status is None or status.state not in _ENDED:
+                    raise SystemExit(f"seed {seed}, {task}, {arm} was interrupted; give the command again")
                 (folder / "commit").write_text(commit)
                 print(f"seed {seed}, {task}, {arm}: done", flush=True)
 
