@@ -38,7 +38,6 @@ SESSIONS = [
     "environments",
     "agents",
     "howto_thinking",
-    "howto_verl",
     "howto_flat_reward",
     "howto_batch",
     "chat_model",
