@@ -204,11 +204,12 @@ def products(folder: Path, name: str, seed: int, changes: Mapping[str, Any] = Ma
         [each for each in product_problems(1000 + seed, 12_000) if each not in held_out],
     )
     examples = [line for each in taught for line in examples_of(each, chance, alone=alone)]
-    taught_by = folder / ("products_alone-sft" if alone else "products-sft")
+    start = "products_alone" if alone else "products"  # of all runs of the task
+    taught_by = folder / f"{start}-sft"
     if not finished(taught_by):
         epochs = 6 if alone else 3  # as many examples
         section = {"epochs": epochs, "batch_size": 32, "learning_rate": 1e-3, "warmup": 10, "every": 0}
-        dapo.sft({**made, "sft": section}, train=examples)
+        dapo.sft({**made, "run": {**made["run"], "name": start}, "sft": section}, train=examples)
     made["model"] = {"path": str(taught_by / "export")}
     if alone:
         dapo.train(made)

@@ -32,8 +32,8 @@ async def solve(prompt, *, base_url, api_key, mute=False):
 SHORT = {"max_turn_tokens": 2}  # a step of a sum, or its total
 
 
-def play(name: str, seed: int = 1, steps: int = 20, **args) -> dapo.Run:
-    """Train the built-in model on the game."""
+def play(name: str, seed: int = 1, steps: int = 20, settings=None, **args) -> dapo.Run:
+    """Train the built-in model on the game. ``settings`` change the recipe, by dotted keys."""
     options = {"max_terms": 4}
     return dapo.train(
         {
@@ -49,7 +49,8 @@ def play(name: str, seed: int = 1, steps: int = 20, **args) -> dapo.Run:
             "learner": {"learning_rate": 1e-3, "minibatch_prompts": 4},
             "validation": {"every": 10, "samples": 4},
             "trainer": {"steps": steps},
-        }
+        },
+        **(settings or {}),
     )
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # numpy comes with it
 
 MEAN_LENGTH = 0.5  # of the response limit
 KEPT = 0.5  # share of the groups that dynamic sampling keeps
-BANDWIDTH_SHARE = 0.3  # of the card's, while decoding
-PEAK_SHARE = 0.3  # of the card's bfloat16 matrix peak, while learning
 _ROWS = 256  # responses that decode together, unless the recipe says otherwise
 _LEAST_CACHE = 4 * 1024**3  # responses then wait for their turn
 SPARE = 1.1  # for CUDA itself and the allocator's gaps
@@ -36,13 +34,17 @@ class Card:
     peak: float
 
 
+_H200 = Card("H200", 141e9, 4.8e12, 989e12)
 CARDS = (
     Card("RTX 4090", 24 * 1024**3, 1.008e12, 165e12),
     Card("L40S", 48 * 1024**3, 0.864e12, 362e12),
     Card("A100 80 GB", 80e9, 2.039e12, 312e12),
     Card("H100 80 GB", 80e9, 3.35e12, 989e12),
-    Card("H200", 141e9, 4.8e12, 989e12),
+    _H200,
 )
+_MEASURED = ((0.5e9, 0.11, 0.20), (1.54e9, 0.21, 0.33), (7.6e9, 0.35, 0.44))
+"""What one H200 reached (``make gpu``, benchmarks/results/gpu), by parameters: the share of the datasheet's bandwidth
+that 256 rows read while decoding, and the share of its bfloat16 matrix peak while learning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +172,27 @@ def _bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def step_seconds(work: Work, card: Card) -> tuple[float, float]:
-    """Seconds to generate and to learn."""
-    generate = work.decode_bytes / (card.bandwidth * BANDWIDTH_SHARE)
-    return generate, work.operations / (card.peak * PEAK_SHARE)
+def shares(parameters: int, card: Card) -> tuple[float, float]:
+    """Return the shares of bandwidth and matrix peak that a model of this size reaches, between those measured.
+
+    A small model waits for the launches of its kernels, so that it is as fast on a slower GPU and uses that one better,
+    up to the shares of the largest model.
+    """
+    import numpy as np
+
+    sizes, bandwidth, peak = zip(*_MEASURED, strict=True)
+    at, known = math.log(parameters), [math.log(size) for size in sizes]
+    reached = float(np.interp(at, known, bandwidth)), float(np.interp(at, known, peak))
+    return (
+        min(bandwidth[-1], reached[0] * _H200.bandwidth / card.bandwidth),
+        min(peak[-1], reached[1] * _H200.peak / card.peak),
+    )
+
+
+def step_seconds(work: Work, card: Card, parameters: int) -> tuple[float, float]:
+    """Return the seconds to generate and to learn with a model of so many parameters."""
+    bandwidth, peak = shares(parameters, card)
+    return work.decode_bytes / (card.bandwidth * bandwidth), work.operations / (card.peak * peak)
 
 
 def needed_memory(memory: Memory) -> float:
@@ -208,10 +227,11 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     publish = publish_seconds(recipe, facts, size)
     filtered = recipe.algorithm.dynamic_sampling.mode == "filter"
     kept = f", {KEPT:.0%} of the groups are kept" if filtered else ""
+    bandwidth, peak = shares(facts.parameters, _H200)
     yield (
-        f"assumed: responses reach {MEAN_LENGTH:.0%} of the limit{kept}, decoding reads at {BANDWIDTH_SHARE:.0%} of a "
-        f"GPU's bandwidth, learning computes at {PEAK_SHARE:.0%} of its matrix peak. Datasheets, not measurements; "
-        "`dapo check --try 4` measures on your GPU"
+        f"assumed: responses reach {MEAN_LENGTH:.0%} of the limit{kept}, decoding reads at {bandwidth:.0%} of the "
+        f"bandwidth of an H200, learning computes at {peak:.0%} of its matrix peak, as measured at this size; other "
+        "GPUs by their datasheets. `dapo check --try 4` measures on yours"
     )
     yield f"a step: about {work.generated:,.0f} tokens generated, {work.trained:,.0f} trained on"
     fitting = [card for card in CARDS if holds(recipe, memory, card)]
@@ -219,7 +239,7 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     engines, beside = (devices_of_engines(recipe), engines_apart(recipe)) if ranks > 1 else (1, False)
     cards = ranks + engines if beside else max(ranks, engines)
     for card in fitting:
-        generate, learn = step_seconds(step_work(recipe, facts, prompt, card, memory), card)
+        generate, learn = step_seconds(step_work(recipe, facts, prompt, card, memory), card, facts.parameters)
         generate, learn = generate / engines, learn / ranks / waiting
         both = max(generate, learn) if overlaps(recipe) else generate + learn
         parts = [f"{generate:.0f} s to generate", f"{learn:.0f} s to learn" + " meanwhile" * overlaps(recipe)]

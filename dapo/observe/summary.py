@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -99,7 +100,7 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
             f"{tried} evaluation{'s were' if tried > 1 else ' was'} made, and no response in it could be scored: there "
             "is no held-out accuracy. samples.jsonl has the reasons."
             if tried
-            else "No evaluation was made: there is no held-out accuracy to report."
+            else "Nothing was evaluated: there is no held-out accuracy to report."
         )
         return Text(said, style="yellow")
     first, last = evaluated[0], evaluated[-1]
@@ -125,7 +126,7 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
         style = "bold" if key == "validation/accuracy" else _QUIET if not key else ""
         cells = [Text(text, style=style) for text in (shown if last is not first else shown[:1])]
         change = last["validation/accuracy"] - first["validation/accuracy"]
-        if key == "validation/accuracy" and change:
+        if key == "validation/accuracy" and abs(change) > math.hypot(_half(first), _half(last)):
             cells[-1].stylize("green" if change > 0 else "red")
         table.add_row(title, *cells)
     words = Text(counted(rows[-1]["step"], "training step"))
@@ -152,6 +153,12 @@ def paths(run: RunFolder) -> Text:
 
 def _interval(row: Row) -> str:
     return interval(row.get("validation/accuracy_low"), row.get("validation/accuracy_high")) or "–"
+
+
+def _half(row: Row) -> float:
+    """Return half of the accuracy's 95 % interval; 0 where none was recorded."""
+    low, high = row.get("validation/accuracy_low"), row.get("validation/accuracy_high")
+    return 0.0 if low is None or high is None else max(0.0, high - low) / 2
 
 
 def _pair(index: int, before: Sample, after: Sample) -> RenderableType:

@@ -121,7 +121,7 @@ def _not_held_out(facts: Facts) -> str:
         return "It has no held-out accuracy"
     if not recipe.data.validation:
         return "The recipe names no validation data, so there is no held-out accuracy"
-    return "No evaluation was made, so there is no held-out accuracy"
+    return "Nothing was evaluated, so there is no held-out accuracy"
 
 
 def _times(change: float, noise: float) -> str:

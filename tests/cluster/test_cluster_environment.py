@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
+import test_run_agent
+import test_run_rows_by_turn
 from pool_runs import computed
 from ray_processes import NEEDS_RAY
 from small_run import assert_every_token_has_a_fate, assert_none_lost_or_doubled, dapo
@@ -56,6 +58,30 @@ def test_actors_play_what_workers_of_this_machine_play_also_with_one_killed(tmp_
     assert hosts == {"engine-0", "engine-1", "environment-0", "environment-1"}
     log = (folder / "run" / "log.txt").read_text()
     assert len(re.findall(rf"environment-0 is started again: .*process {shots[0]}\) was ended by SIGKILL", log)) == 1
+
+
+def talk(folder: Path) -> tuple[str, ...]:
+    name, stops = test_run_rows_by_turn.recipe(folder)
+    return name, *test_run_rows_by_turn.SETTINGS, *stops
+
+
+def agent(folder: Path) -> tuple[str, ...]:
+    return test_run_agent.recipe(folder), *test_run_agent.QUICK
+
+
+@pytest.mark.parametrize("made", [talk, agent])
+def test_rows_by_turn_and_agents_have_the_digits_of_this_machine(made, tmp_path_factory):
+    """A response is then several rows. The agent repeats itself, so its run does."""
+    found = []
+    for how in ((), RAY):
+        folder = tmp_path_factory.mktemp("run")
+        pool = ("rollout.engines=2", "rollout.turn_steps=4", "trainer.steps=3")
+        dapo("train", *made(folder), *pool, *how, cwd=folder)
+        assert_none_lost_or_doubled(folder / "run", 3)
+        found.append(computed(read_metrics(folder / "run" / "metrics.jsonl")))
+    here, there = found
+    assert there == here
+    assert sum(row.get("environment/reply_tokens", 0) for row in here) > 0
 
 
 @pytest.mark.parametrize("how", [("learner.ranks=2",), ("rollout.max_staleness=1", "rollout.overlap_turns=2")])

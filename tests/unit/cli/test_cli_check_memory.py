@@ -18,6 +18,7 @@ from dapo.cli.check_time import (
     Card,
     Work,
     needed_memory,
+    shares,
     step_seconds,
     step_work,
     time_lines,
@@ -222,7 +223,24 @@ def test_the_work_of_a_step_by_hand():
 
 
 def test_seconds_on_a_card_by_hand():
-    assert step_seconds(Work(1, 1, 3e9, 6e9), Card("", 1.0, 1e10, 1e11)) == (pytest.approx(1.0), pytest.approx(0.2))
+    card = Card("", 1.0, 1e10, 1e11)  # so slow that even a small model keeps it as busy as any
+    for parameters in (100_000_000, 32_000_000_000):
+        seconds = step_seconds(Work(1, 1, 3.5e9, 8.8e9), card, parameters)
+        assert seconds == (pytest.approx(1.0), pytest.approx(0.2))
+
+
+def test_shares_of_a_gpu_lie_between_those_measured():
+    h200 = CARDS[-1]
+    assert shares(100_000_000, h200) == (pytest.approx(0.11), pytest.approx(0.20))
+    assert shares(1_540_000_000, h200) == (pytest.approx(0.21), pytest.approx(0.33))
+    assert shares(round((1.54e9 * 7.6e9) ** 0.5), h200) == (pytest.approx(0.28), pytest.approx(0.385))
+    assert shares(70_000_000_000, h200) == (pytest.approx(0.35), pytest.approx(0.44))
+
+
+def test_a_small_model_takes_as_long_on_a_slower_gpu_until_that_one_is_busy():
+    slower = Card("", 1.0, 4.8e12 / 2, 989e12 / 8)
+    bandwidth, peak = shares(500_000_000, slower)
+    assert (bandwidth, peak) == (pytest.approx(0.22), pytest.approx(0.44))
 
 
 def test_hours_are_told_for_cards_that_hold_the_run_and_for_large_models_alone():

@@ -155,7 +155,7 @@ def test_engines_that_work_beside_the_learner_have_cards_of_their_own():
     assert any(line.startswith("a rank's device about ") for line in memory_lines(beside, facts, 10))
     assert needed_memory(replace(memory, cache=0)) == max(memory.learning, memory.engine) * 1.1
     (line,) = [
-        line for line in time_lines(beside, facts, Memory(0, 0, 0, 0, 0, 0, 0, apart=True), 10) if "H200" in line
+        line for line in time_lines(beside, facts, Memory(0, 0, 0, 0, 0, 0, 0, apart=True), 10) if "x H200" in line
     ]
     assert line.startswith("6 x H200")
     assert len(CARDS) == 5

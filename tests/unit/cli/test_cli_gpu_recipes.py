@@ -99,7 +99,7 @@ def test_the_tokens_and_hours_in_the_comment_are_those_computed(name, estimated)
     for hours, card_name in told:
         (card,) = [card for card in CARDS if card.name.startswith(card_name)]
         assert card.memory >= needed_memory(memory)
-        computed = sum(step_seconds(work, card)) * recipe.trainer.steps / 3600
+        computed = sum(step_seconds(work, card, facts.parameters)) * recipe.trainer.steps / 3600
         assert computed == pytest.approx(float(hours), rel=0.06, abs=0.06)
 
 

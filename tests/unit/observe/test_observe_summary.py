@@ -52,6 +52,25 @@ def printed(run, width=80, **options):
     return file.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("change", "colour"), [(0.2, "green"), (-0.2, "red"), (0.05, None), (-0.05, None), (0.0, None)]
+)
+def test_only_a_change_beyond_chance_has_a_colour(change, colour):
+    """Intervals of 0.06 on both sides: their difference is uncertain by 0.042 x 2."""
+    rows = [
+        {
+            "step": step,
+            "validation/accuracy": value,
+            "validation/accuracy_low": value - 0.06,
+            "validation/accuracy_high": value + 0.06,
+        }
+        for step, value in ((0, 0.5), (10, 0.5 + change))
+    ]
+    (padded,) = [part for part in summary_module.outcome(rows).renderables if hasattr(part, "columns")]
+    cell = next(iter(padded.columns[2].cells))
+    assert [str(span.style) for span in cell.spans if span.style in ("green", "red")] == ([colour] if colour else [])
+
+
 def test_the_summary_tells_before_and_after(run):
     write_samples(run.samples, [sample(0, "4 +7 =", 0.0, "=3"), sample(30, "4 +7 =", 1.0, "=11")])
     text = printed(run, next_command="dapo evaluate runs/r", seconds=131)
@@ -83,7 +102,7 @@ def test_the_summary_of_hostile_and_long_answers_stays_harmless_and_narrow(run):
 
 def test_a_run_without_evaluation_says_so(tmp_path):
     run = RunFolder.create(tmp_path, "r")
-    assert "No evaluation was made" in printed(run)
+    assert "Nothing was evaluated" in printed(run)
 
 
 def test_a_picture_that_cannot_be_drawn_stops_nothing(run, monkeypatch, caplog):

@@ -279,7 +279,7 @@ def test_variety_that_shrinks_is_said():
 def test_without_validation_training_accuracy_is_told():
     none = rows(60, **{f"validation__{key}": None for key in ("accuracy", "accuracy_low", "accuracy_high")})
     assert sentences_of(run_of(none))[0] == (
-        "No evaluation was made, so there is no held-out accuracy; accuracy on training prompts went from 40.4% to "
+        "Nothing was evaluated, so there is no held-out accuracy; accuracy on training prompts went from 40.4% to "
         "85.0%."
     )
 
@@ -296,7 +296,7 @@ def test_a_recipe_without_validation_data_is_told_as_that():
 def test_zero_steps_and_only_the_first_evaluation():
     assert sentences_of(run_of([], state="failed", said="OSError: no space")) == [
         "The run ended with an error in step 1 of 60: OSError: no space.",
-        "No evaluation was made, so there is no held-out accuracy; no step was trained.",
+        "Nothing was evaluated, so there is no held-out accuracy; no step was trained.",
     ]
     assert sentences_of(run_of(rows(0), state="running", held=True)) == [
         "The run is going on: 0 of 60 steps are done.",
