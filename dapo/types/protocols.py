@@ -86,7 +86,7 @@ class Mapped(Generic[T, T_co]):
 class Engine(Protocol):
     """Turns requests into responses.
 
-    Example: ``dapo.rollout.embedded.EmbeddedEngine``; docs/engines.md writes one.
+    Example: ``dapo.rollout.embedded.EmbeddedEngine``; docs/extending.md writes one.
     """
 
     shares_weights: bool  # the engine reads the learner's tensors; otherwise every publish is checked

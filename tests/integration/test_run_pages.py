@@ -38,7 +38,6 @@ SESSIONS = [
     "environments",
     "agents",
     "howto_thinking",
-    "howto_verl",
     "howto_flat_reward",
     "howto_batch",
     "chat_model",
@@ -58,7 +57,6 @@ ELSEWHERE = {
     "hooks": "unit/algorithms/test_algorithms_docs.py",
     "howto_judges": "integration/test_run_pages.py",
     "howto_tools": "integration/test_run_pages.py",
-    "engines": "unit/rollout/test_rollout_own.py",
     "import": "unit/importing/test_importing_page.py",
 }
 

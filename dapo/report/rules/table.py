@@ -12,7 +12,12 @@ BEGIN, END = "<!-- rules: made by python -m dapo.report.rules.table -->\n", "<!-
 
 def table() -> str:
     """Return the rules in Markdown, a row each."""
-    rows = [f"| `{rule.name}` | {rule.trigger} | {rule.matters} | {rule.move} |" for rule in RULES]
+    first: dict[str, str] = {}  # the rule that gave an advice first; a later one refers to it
+    rows = []
+    for rule in RULES:
+        named = first.setdefault(rule.move, rule.name)
+        move = rule.move if named == rule.name else f"as for `{named}`"
+        rows.append(f"| `{rule.name}` | {rule.trigger} | {rule.matters} | {move} |")
     return "\n".join(["| rule | warns at | why it matters | what to do |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 

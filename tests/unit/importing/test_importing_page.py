@@ -15,10 +15,9 @@ def test_the_examples_of_the_page_are_what_comes_out() -> None:
     made = [
         import_text(BLOCKS[0][1], "run.sh"),
         import_text(BLOCKS[3][1], "dapo.yaml"),
-        import_text(BLOCKS[6][1], "job.sh"),
-        import_text(BLOCKS[8][1], "train.py", devices=4),
+        import_text(BLOCKS[6][1], "train.py", devices=4),
     ]
-    shown = [BLOCKS[1][1] + BLOCKS[2][1], BLOCKS[4][1] + BLOCKS[5][1], BLOCKS[7][1], BLOCKS[9][1]]
+    shown = [BLOCKS[1][1] + BLOCKS[2][1], BLOCKS[4][1] + BLOCKS[5][1], BLOCKS[7][1]]
     for result, excerpt in zip(made, shown, strict=True):
         assert [line for line in excerpt.splitlines() if line not in result.text.splitlines()] == []
         told = (
@@ -34,4 +33,4 @@ def test_the_examples_of_the_page_are_what_comes_out() -> None:
         )
         told += f"    settings without a line of memory, speed and logs, listed at its end: {idle}\n" * bool(idle)
         assert told in PAGE or result.system == "nemo-rl"
-    assert len(BLOCKS) == 10
+    assert len(BLOCKS) == 9
