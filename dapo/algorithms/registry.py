@@ -1,7 +1,7 @@
 """The built-in losses, advantages and proximal policies by their names in a recipe.
 
 A published variant is one file in ``variants`` and one line here; its options are a class in
-``dapo/config/schema/kinds.py`` whose fields are the keyword arguments of the function below.
+``dapo/config/schema/kinds.py``, named in the union there, whose fields are the keyword arguments of the function below.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dapo.config import Recipe
-from dapo.config.mixed import mixed_by_spread, mixed_said
+from dapo.config.mixed import correct_decides, mixed_by_spread, mixed_said
 from dapo.config.schema import Reward
 from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
@@ -37,7 +37,8 @@ FORMS = (
     f"The answer is {GOLD}.",
     f"={GOLD}",
 )
-"""How a right answer is written, where the reward does not say it. The first that is right is used."""
+"""How a right answer is written, where the reward does not say it. The first that is right, and that the tokenizer can
+write, is used."""
 _SHOWN = 80  # characters of an answer
 
 
@@ -49,6 +50,7 @@ class Trial:
     brief: list[str] = field(default_factory=list)  # a line a source
     doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
     refusals: list[str] = field(default_factory=list)  # training would be for nothing
+    fraction: float | None = None  # an accuracy of a function's between 0 and 1, the first that was seen
 
     def refuse(self) -> None:
         """Raise RewardError if there is a refusal."""
@@ -93,6 +95,13 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
         scorer.close()
     if recipe.algorithm.dynamic_sampling.mode != "off":
         trial.lines.append(mixed_said(recipe))
+        if trial.fraction is not None and correct_decides(recipe):
+            trial.doubts.append(
+                f"accuracy is a fraction, such as {trial.fraction:.4g}: a group in which no response reaches "
+                f"{recipe.algorithm.dynamic_sampling.correct_at:g} (algorithm.dynamic_sampling.correct_at) counts as "
+                "all wrong, and is not trained on. To keep groups whose scores differ, set "
+                "algorithm.dynamic_sampling.mixed: spread"
+            )
     return trial
 
 
@@ -169,6 +178,7 @@ class _Source:
         parts = [f"{what} {', '.join(_told(scores))}" for what, scores in summed if scores]
         self.trial.brief.append(f"{self.name}: {'; '.join(parts)} (gold answers as {_quoted(form)})")
         self._judge(golden, form, right)
+        self._look_for_fractions([*right, *wrong, *empty])
         self._can_be_written(form)
         if self.reward.kind == "service" and right and _mean(right) <= max(_mean(wrong), _mean(empty)):
             self.trial.doubts.append(
@@ -194,18 +204,26 @@ class _Source:
 
     def _can_be_written(self, form: str) -> None:
         """Doubt right responses that hold tokens which the tokenizer does not know."""
-        golden = [gold for prompt in self.everyone if (gold := self._gold(prompt))]
-        texts = [form.replace(GOLD, answer) for answer in golden]
-        if doubt := unknown_in_answers(self.name, _quoted(form), texts, self.tokenizer):
+        if doubt := self._unknown(form):
             self.trial.doubts.append(doubt)
 
+    def _unknown(self, form: str) -> str | None:
+        golden = [gold for prompt in self.everyone if (gold := self._gold(prompt))]
+        texts = [form.replace(GOLD, answer) for answer in golden]
+        return unknown_in_answers(self.name, _quoted(form), texts, self.tokenizer)
+
     def _right_form(self, golden: list[Prompt]) -> tuple[str, list[Score]]:
-        """Return the form in which the first gold answers are right (else the first), and the scores of all in it."""
+        """Return a form in which the first gold answer is right (else the first), and the scores of all in it.
+
+        Of several forms it is the first that the model can write.
+        """
         forms = forms_of(self.reward, self.prompts[0])
         if not golden:
             return forms[0], []
         first = self._score([(golden[0], form.replace(GOLD, self._gold(golden[0]))) for form in forms])
-        best = max(range(len(forms)), key=lambda index: (_accuracy(first[index]), -index))
+        highest = max(map(_accuracy, first))
+        equal = [index for index, score in enumerate(first) if _accuracy(score) == highest]
+        best = next((index for index in equal if not self._unknown(forms[index])), equal[0])
         form = forms[best]
         return form, [first[best], *self._score([(p, form.replace(GOLD, self._gold(p))) for p in golden[1:]])]
 
@@ -229,6 +247,10 @@ class _Source:
                 f"{self.name}: accuracy ({self.reward.kind}) calls {len(missed)} of {len(golden)} gold answers wrong "
                 f"as {_quoted(form)}, the first {shown!r} of the problem {missed[0].problem[:_SHOWN]!r}"
             )
+
+    def _look_for_fractions(self, scores: Sequence[Score]) -> None:
+        if self.reward.kind == "function" and self.trial.fraction is None:
+            self.trial.fraction = next((value for value in map(_accuracy, scores) if 0.0 < value < 1.0), None)
 
     def _score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
         found: dict[Key, Score] = {}

@@ -19,6 +19,11 @@ def mixed_by_spread(recipe: Recipe) -> bool:
     )
 
 
+def correct_decides(recipe: Recipe) -> bool:
+    """Return whether the number of correct responses decides, and neither their spread nor a function of the user's."""
+    return recipe.algorithm.dynamic_sampling.keep is None and not mixed_by_spread(recipe)
+
+
 def mixed_said(recipe: Recipe) -> str:
     """Return the rule in words, for ``dapo check``."""
     sampling = recipe.algorithm.dynamic_sampling

@@ -81,7 +81,8 @@ def _all_wrong(shares: Shares) -> str:
 def _fractions(shares: Shares, rollouts: str) -> str:
     return (
         f"{_all_wrong(shares)}, yet the mean accuracy is {shares.accuracy:.2g}: scores are fractions, and a response "
-        f"is correct from algorithm.dynamic_sampling.correct_at = {shares.correct_at:g} on. Lower it."
+        f"is correct from algorithm.dynamic_sampling.correct_at = {shares.correct_at:g} on. Lower it, or set "
+        "algorithm.dynamic_sampling.mixed: spread, which keeps groups whose scores differ."
     )
 
 

@@ -1,7 +1,8 @@
 """Options of the kinds of loss, reduction, advantage and importance correction: one class for each kind.
 
 A section with kinds holds one of these classes; its key ``kind`` says which. The first line of a class is what
-docs/configuration.md says of the kind. ``dapo/algorithms/registry.py`` has the functions.
+docs/configuration.md says of the kind. An option that several kinds have means the same in each, in the same words.
+``dapo/algorithms/registry.py`` has the functions, and ``dapo/config/check_loss.py`` refuses options that contradict.
 """
 
 from __future__ import annotations

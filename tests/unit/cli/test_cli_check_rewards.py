@@ -40,6 +40,10 @@ def hangs(prompt, completion):
 def on_words(prompt, completion):
     return completion.text.split()[-1] == prompt.answer  # an empty answer has no last word
 
+def by_distance(prompt, completion):
+    said = completion.text.strip("=")
+    return max(0.0, 1 - abs(int(said) - int(prompt.answer)) / 2) if said.isdigit() else 0.0
+
 def counts(prompt, completion):
     return {"accuracy": completion.text.endswith(prompt.answer), "tokens": len(completion)}
 """
@@ -56,8 +60,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tried(*rewards: dict[str, object], **source: object):  # type: ignore[no-untyped-def]
+def tried(*rewards: dict[str, object], algorithm: object = None, **source: object):  # type: ignore[no-untyped-def]
     given = {
+        "algorithm": algorithm or {},
         "model": {"path": "builtin/signed-sum"},
         "data": {"train": [{"path": "train.jsonl", **source}], "validation": [{"path": "held.jsonl"}], "prompt": "raw"},
         "rewards": list(rewards),
@@ -101,6 +106,20 @@ def test_the_form_that_a_function_wants_is_found() -> None:
         "held: 3 of 3 gold answers, written as '<answer>GOLD</answer>'",
     ]
     assert trial.lines[1] == "  right ('<answer>GOLD</answer>') accuracy 1"
+
+
+def test_of_several_right_forms_the_one_that_the_model_can_write_is_tried(folder: Path) -> None:
+    """The quickstart's tokenizer has `=10`, and no `10`."""
+    Path("train.jsonl").write_text('{"problem": "4 +6 =", "answer": "10"}\n{"problem": "4 +2 =", "answer": "6"}\n')
+    assert tried(function("counts")).doubts == []
+
+
+def test_an_accuracy_of_fractions_is_doubted_where_only_whole_ones_count() -> None:
+    (doubt,) = tried(function("by_distance")).doubts
+    assert doubt.startswith("accuracy is a fraction, such as 0.5: a group in which no response reaches 1 (")
+    assert doubt.endswith("set algorithm.dynamic_sampling.mixed: spread")
+    for settings in ({"mixed": "spread"}, {"keep": "mine:keep"}, {"mode": "off"}):
+        assert tried(function("by_distance"), algorithm={"dynamic_sampling": settings}).doubts == []
 
 
 def test_other_failures_are_named() -> None:

@@ -42,7 +42,10 @@ def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
         ({"kept": 0.1, "out_of_band": 0.9}, ["90% of the groups", "algorithm.dynamic_sampling.band"]),
         ({"data_ended": True, "kept": 0.5}, ["data.epochs ran out"]),
         ({"data_ended": True, "all_correct": 0.9}, ["data.epochs ran out", "the problems are solved"]),
-        ({"all_wrong": 0.9, "accuracy": 0.37}, ["mean accuracy is 0.37", "correct_at = 1 on. Lower it"]),
+        (
+            {"all_wrong": 0.9, "accuracy": 0.37},
+            ["mean accuracy is 0.37", "correct_at = 1 on. Lower it, or", "mixed: spread"],
+        ),
         ({"kept": 0.6}, ["Nothing to mend: 60% of the groups are kept", "takes about 53 groups"]),
         ({"all_wrong": 0.5, "all_correct": 0.5}, ["between solved and hopeless", "no batch gets full"]),
         ({"kept": 0.25, "all_wrong": 0.25, "all_correct": 0.5}, ["between solved and hopeless"]),
