@@ -65,8 +65,10 @@ def receive(connection: socket.socket) -> Parts:
     fill([memoryview(count)])
     sizes = bytearray(_NUMBER.unpack(count)[0] * _NUMBER.size)
     fill([memoryview(sizes)])
-    # Memory of its own for each array, and never set to zero: what an earlier step let go of is used again.
-    parts = [memoryview(np.empty(size, np.uint8)) for (size,) in _NUMBER.iter_unpack(sizes)]
+    first, *beside = (size for (size,) in _NUMBER.iter_unpack(sizes))
+    # Memory of its own for each array, so that what an earlier step let go of is used again. numpy would have large
+    # pages made for the pickle, and the system sets them to zero each time.
+    parts = [memoryview(bytearray(first)), *(memoryview(np.empty(size, np.uint8)) for size in beside)]
     fill(list(parts))
     return parts
 

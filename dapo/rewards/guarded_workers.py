@@ -169,18 +169,17 @@ class GuardedWorkers(Generic[W]):
         Args:
             seconds: to wait for something to read.
             take: hears of each frame; it may end the worker.
-            gather: seconds to wait for more, once there is something: a look costs as much as many frames.
+            gather: of these seconds, those to wait in any case: a look costs as much as many frames.
         """
         moved: set[int] = set()  # connections on which something can be read or written
         if self.living:
             poller = select.poll()
             for worker in self.living:
                 poller.register(worker.process.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
-            found = poller.poll(seconds * 1000)
-            if found and seconds and gather:
+            gather = min(gather, seconds)
+            if gather:
                 time.sleep(gather)
-                found = poller.poll(0)
-            moved = {descriptor for descriptor, _ in found}
+            moved = {descriptor for descriptor, _ in poller.poll((seconds - gather) * 1000)}
         for worker in list(self.living):
             ended = worker.process.ended  # asked first: what it sent before its end is still read
             why = ENDED if ended else None

@@ -37,7 +37,7 @@ _MAX_BATCH = 16
 _START_LIMIT = 120.0  # seconds for a worker's imports
 _START_TOLD = 10.0  # seconds after which a worker that still imports is told
 _TICK = 0.05  # seconds between looks at the clock while waiting
-_MOST_GATHERED = 0.002  # seconds for each verdict that is still to come, before the driver looks again
+_MOST_GATHERED = 0.005  # seconds for each verdict that is still to come, before the driver looks again
 _PATIENCE = 5.0  # seconds for a guard to end what it guards
 _MAX_HOPELESS = 4096  # verdicts remembered as not to be had
 
