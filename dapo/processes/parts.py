@@ -68,7 +68,7 @@ def receive(connection: socket.socket) -> Parts:
     first, *beside = (size for (size,) in _NUMBER.iter_unpack(sizes))
     # Memory of its own for each array, so that what an earlier step let go of is used again. numpy would have large
     # pages made for the pickle, and the system sets them to zero each time.
-    parts = [memoryview(bytearray(first)), *(memoryview(np.empty(size, np.uint8)) for size in beside)]
+    parts = [memoryview(bytearray(first)), *(np.empty(size, np.uint8).data for size in beside)]
     fill(list(parts))
     return parts
 

@@ -24,4 +24,5 @@ class SentByValue:
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
-        return kind, tuple([getattr(self, name) for name in kind.__slots__])
+        names: tuple[str, ...] = kind.__slots__
+        return kind, tuple([getattr(self, name) for name in names])
