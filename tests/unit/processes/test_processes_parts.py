@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from dapo.processes.parts import packed, receive, send, unpacked, with_sizes
+from dapo.processes.parts import advance, packed, receive, send, unpacked, with_sizes
 
 LARGE = np.arange(5000, dtype=np.int32)
 
@@ -64,3 +64,13 @@ def test_an_end_within_a_message_is_no_message(ends, count):
     ends[0].close()
     with pytest.raises(EOFError):
         receive(ends[1])
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "left"), [(0, 1, b"de"), (1, 1, b"e"), (2, 2, b"fghi"), (5, 2, b"i"), (6, 3, None)]
+)
+def test_a_view_that_was_moved_in_part_keeps_its_rest(count, first, left):
+    views = [memoryview(text) for text in (b"abc", b"de", b"fghi")]
+    assert advance(views, 1, count) == first
+    assert views[0] == b"abc"
+    assert left is None or views[first] == left
