@@ -13,6 +13,8 @@ from typing import IO
 
 from dapo.processes import guard
 
+_IN_FLIGHT = 1 << 20  # bytes that a connection holds where the system allows it: fewer calls move a message
+
 
 class GuardedProcess:
     """A process with a connection to it, in a session of its own: Ctrl-C reaches the driver alone.
@@ -43,6 +45,8 @@ class GuardedProcess:
             OSError: the machine starts no further process.
         """
         ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_FLIGHT)
         lifeline, our_lifeline = os.pipe()
         passed = (lifeline, theirs.fileno())
         paths = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))  # "": where it was called

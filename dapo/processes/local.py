@@ -12,13 +12,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dapo.processes.guarded import GuardedProcess
 from dapo.processes.lines import Line
 from dapo.processes.packed import PackedTransport
-from dapo.processes.served import packed, unpacked
+from dapo.processes.parts import Parts, packed, receive, send, unpacked
 from dapo.processes.transport import HostLost, HostSpec
 
 _SERVE = "import sys; from dapo.processes.served import main; main(int(sys.argv[1]))"
@@ -35,21 +34,20 @@ class ProcessHost:
     """
 
     def __init__(
-        self, name: str, make: bytes, environment: Mapping[str, str], output: Path | None, told: threading.Condition
+        self, name: str, make: Parts, environment: Mapping[str, str], output: Path | None, told: threading.Condition
     ) -> None:
         self.name, self.output, self.process = name, output, 0
         self._guarded = _spawn(environment, output)
-        self._connection = Connection(self._guarded.connection.detach())
         self._killed = False
         self.line = Line(name, self, told)
         self.begun = self.line.put(make)
         self.line.start()
 
-    def ask(self, message: bytes) -> bytes:
+    def ask(self, message: Parts) -> Parts:
         """In the line's thread: send a call and wait for its answer."""
         try:
-            self._connection.send_bytes(message)
-            answer = self._connection.recv_bytes()
+            send(self._guarded.connection, message)
+            answer = receive(self._guarded.connection)
         except (EOFError, OSError):
             raise HostLost(self._ended()) from None
         if not self.process:  # the first answer of all
@@ -71,7 +69,7 @@ class ProcessHost:
         self._guarded.reap(_PATIENCE)
         self.line.join(_PATIENCE)
         if not self.line.is_alive():
-            self._connection.close()
+            self._guarded.connection.close()
 
     def _ended(self) -> str:
         """How it ended: its pipe ends a moment before the process does."""
@@ -114,7 +112,7 @@ class ProcessTransport(PackedTransport[ProcessHost]):
         """
         return self.open(spec.name, packed((spec.make, spec.args)), spec.environment)  # refused if it cannot travel
 
-    def open(self, name: str, make: bytes, environment: Mapping[str, str]) -> ProcessHost:
+    def open(self, name: str, make: Parts, environment: Mapping[str, str]) -> ProcessHost:
         """``start``, of what was packed elsewhere: ``make`` and its arguments, which are not unpacked here."""
         output = None
         if self._output is not None:

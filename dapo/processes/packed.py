@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from dapo.processes.lines import Line, LineCall, answer_of, wait_for
-from dapo.processes.served import Packed, packed, unpacked
+from dapo.processes.parts import Parts, packed, unpacked
 
 
 class HasLine(Protocol):
@@ -20,6 +22,16 @@ class HasLine(Protocol):
 H = TypeVar("H", bound=HasLine)
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A value that was pickled once; unpickling this gives the value itself."""
+
+    content: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self.content,)
+
+
 class PackedTransport(ABC, Generic[H]):
     """Keeps ``dapo.processes.transport.Transport`` but for ``start``, and for how hosts are ended."""
 
@@ -28,20 +40,20 @@ class PackedTransport(ABC, Generic[H]):
         self._told = threading.Condition()
 
     def call(self, host: H, method: str, *args: Any) -> LineCall:
-        """Queue a call, pickled now: later changes of its arguments have no effect."""
+        """Queue a call, pickled now but for large arrays, which are not to be written to from now on."""
         return host.line.put(packed((method, args)))
 
     def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
         """Sleeps until a line has news."""
         return wait_for(self._told, calls, every, timeout)
 
-    def answer(self, call: LineCall) -> bytes:
+    def answer(self, call: LineCall) -> Parts:
         """Return a host's answer in pickled form.
 
         Raises:
             HostLost: the host was lost before it answered.
         """
-        answer: bytes = answer_of(self._told, call)
+        answer: Parts = answer_of(self._told, call)
         return answer
 
     def get(self, call: LineCall) -> Any:
@@ -53,7 +65,7 @@ class PackedTransport(ABC, Generic[H]):
 
     def put(self, value: Any) -> Packed:
         """Pickled once."""
-        return Packed(packed(value))
+        return Packed(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
     def kill(self, host: H) -> None:
         """By SIGKILL, with whatever it started."""

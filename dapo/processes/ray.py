@@ -29,10 +29,18 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from dapo.errors import ClusterError
 from dapo.processes.lines import Line, LineCall
 from dapo.processes.packed import PackedTransport
+from dapo.processes.parts import Parts, packed
 from dapo.processes.placement import Node, Place, Plan, late, misfit, too_small
-from dapo.processes.ray_actor import CallWithFiles, HostActor, StartedProcess, StartRequest, passed_on, start_request
+from dapo.processes.ray_actor import (
+    CallWithFiles,
+    HostActor,
+    StartedProcess,
+    StartRequest,
+    carried,
+    passed_on,
+    start_request,
+)
 from dapo.processes.ray_head import FOLDER, OwnCluster
-from dapo.processes.served import packed
 from dapo.processes.transport import HostLost, HostSpec, Shipment
 from dapo.processes.watch import Life, lost_said, unreachable
 from dapo.types.batch import Ticket
@@ -185,9 +193,9 @@ class RayHost:
         self.line = Line(request.name, self, told)
         self.line.put(request)
 
-    def ask(self, message: StartRequest | CallWithFiles | bytes) -> bytes:
+    def ask(self, message: StartRequest | CallWithFiles | Parts) -> Parts:
         """In the line's thread: ask, and wait for the answer."""
-        answer = b""
+        answer: Parts = []
         try:
             if isinstance(message, CallWithFiles):
                 lost, answer = ray.get(self._actor.ask_with.remote(message.content, message.folders, *message.parts))
@@ -196,7 +204,7 @@ class RayHost:
                 if self.started is not None:
                     log.info("%s is process %d on %s", self.name, self.started.process, self.started.machine)
             else:
-                lost, answer = ray.get(self._actor.ask.remote(message))
+                lost, answer = ray.get(self._actor.ask.remote(carried(message)))
         except Exception as error:  # its actor or its machine is gone, or the cluster
             raise HostLost(self.gone(error)) from None
         if lost:
@@ -317,7 +325,7 @@ class RayTransport(PackedTransport[RayHost]):
         bare = tuple(replace(arg, cargo=None) if isinstance(arg, Ticket) else arg for arg in args)
         parts = [(one.folder, part) for one in shipped for part in one.parts]
         folders, references = zip(*parts, strict=True)
-        return host.line.put(CallWithFiles(packed((method, bare)), folders, references))
+        return host.line.put(CallWithFiles(carried(packed((method, bare))), folders, references))
 
     def collect(self, hosts: Sequence[RayHost], folder: str) -> tuple[Any, ...]:
         """Take the files of a folder from the machines of ``hosts``; references to them.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.processes.local import ProcessHost, ProcessTransport
-from dapo.processes.served import packed
+from dapo.processes.parts import Parts, packed
 from dapo.processes.shared_folders import Content, SharedFolders
 from dapo.processes.transport import HostLost, HostSpec
 from dapo.system import end_with_parent
@@ -42,12 +42,17 @@ def passed_on() -> dict[str, str]:
     return {**passed, "PYTHONPATH": os.pathsep.join(own_paths())}
 
 
+def carried(parts: Parts) -> Parts:
+    """Return a message as Ray carries it. What arrives can be written to: Ray's own arrays could not."""
+    return [bytearray(part) for part in parts]
+
+
 @dataclass(frozen=True, slots=True)
 class StartRequest:
     """First message to an actor."""
 
     name: str
-    make: bytes  # packed (make, args) of the host's spec, which the actor does not unpack
+    make: Parts  # packed (make, args) of the host's spec, which the actor does not unpack
     environment: Mapping[str, str]
     folder: str  # where the driver works, and relative paths begin
     output: str | None  # folder for what the host prints; its parent, the run's folder, has to be there
@@ -64,7 +69,7 @@ def start_request(spec: HostSpec, *, devices: str | None, output: str | None) ->
     environment = {"PYTHONPATH": os.pathsep.join(own_paths()), **spec.environment}
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
-    return StartRequest(spec.name, packed((spec.make, spec.args)), environment, str(Path.cwd()), output)
+    return StartRequest(spec.name, carried(packed((spec.make, spec.args))), environment, str(Path.cwd()), output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class StartedProcess:
 class CallWithFiles:
     """A call before which files have to be on the host's machine."""
 
-    content: bytes
+    content: Parts
     folders: tuple[str, ...]  # of each part
     parts: tuple[Any, ...]  # references, in whose place the actor finds what they stand for
 
@@ -115,16 +120,16 @@ class HostActor:
             return f"{request.name} did not start on {machine}: {error}", None
         return "", StartedProcess(self._host.process, machine)
 
-    def ask(self, message: bytes) -> tuple[str, bytes]:
+    def ask(self, message: Parts) -> tuple[str, Parts]:
         """Call the host and return its answer, or how the host was lost."""
         assert self._transport is not None
         assert self._host is not None
         try:
-            return "", self._transport.answer(self._host.line.put(message))
+            return "", carried(self._transport.answer(self._host.line.put(message)))
         except HostLost as error:
-            return f"{error} (on {socket.gethostname()})", b""
+            return f"{error} (on {socket.gethostname()})", []
 
-    def ask_with(self, message: bytes, folders: Sequence[str], *parts: Mapping[str, Content]) -> tuple[str, bytes]:
+    def ask_with(self, message: Parts, folders: Sequence[str], *parts: Mapping[str, Content]) -> tuple[str, Parts]:
         """``ask``, once each part's files are in its folder."""
         by_folder: dict[str, list[Mapping[str, Content]]] = {}
         for folder, part in zip(folders, parts, strict=True):
@@ -133,7 +138,7 @@ class HostActor:
             for folder, own in by_folder.items():
                 self._folders.lay_out(folder, own)
         except OSError as error:
-            return f"weights that came through the object store do not fit on {socket.gethostname()}: {error}", b""
+            return f"weights that came through the object store do not fit on {socket.gethostname()}: {error}", []
         return self.ask(message)
 
     def collect(self, folder: str) -> tuple[str, dict[str, Content]]:

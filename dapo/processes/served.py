@@ -3,50 +3,29 @@
 from __future__ import annotations
 
 import os
-import pickle
+import socket
 import sys
 import traceback
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
+from dapo.processes.parts import Parts, packed, receive, send, unpacked
 from dapo.system import end_with_parent_if_asked
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A value that was pickled once; unpickling this gives the value itself."""
-
-    content: bytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (self.content,)
-
-
-def packed(value: Any) -> bytes:
-    """As it travels."""
-    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def unpacked(content: bytes) -> Any:
-    """As it arrives."""
-    return pickle.loads(content)
 
 
 def main(descriptor: int) -> None:
     """Serve until the driver closes the connection."""
     os.set_inheritable(descriptor, False)  # processes that the object starts must not hold it open
     end_with_parent_if_asked()
-    serve(Connection(descriptor))
+    serve(socket.socket(fileno=descriptor))
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: socket.socket) -> None:
     """Serve a connection. The first message names what to make and is answered with the process id; all others are
     calls."""
     thing: Any = None
-    broken: bytes | None = None
-    first = connection.recv_bytes()
-    connection.send_bytes(packed(os.getpid()))
+    broken: Parts | None = None
+    first = receive(connection)
+    send(connection, packed(os.getpid()))
     try:
         make, args = unpacked(first)
         thing = make(*args)
@@ -54,13 +33,13 @@ def serve(connection: Connection) -> None:
         broken = _failure(error)
     while True:
         try:
-            message = connection.recv_bytes()
+            message = receive(connection)
         except EOFError:
             return
-        connection.send_bytes(broken or _answer(thing, message))
+        send(connection, broken or _answer(thing, message))
 
 
-def _answer(thing: Any, message: bytes) -> bytes:
+def _answer(thing: Any, message: Parts) -> Parts:
     try:
         method, args = unpacked(message)
         return packed((True, getattr(thing, method)(*args)))
@@ -68,7 +47,7 @@ def _answer(thing: Any, message: bytes) -> bytes:
         return _failure(error)
 
 
-def _failure(error: BaseException) -> bytes:
+def _failure(error: BaseException) -> Parts:
     """Pickle the error if possible, else its words. Its traceback is printed."""
     traceback.print_exc(file=sys.stderr)
     if isinstance(error, Exception):

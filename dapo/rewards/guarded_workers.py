@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dapo.processes.guarded import GuardedProcess, end
+from dapo.processes.parts import advance
 from dapo.rewards.output import OutputFile
-from dapo.rewards.wire import MAX_ANSWER_FRAME, Inbox, WireError, frame
+from dapo.rewards.wire import MAX_ANSWER_FRAME, Inbox, WireError, heading
 
 ENDED = "crash: the process ended"
 """Why a worker is lost that ended by itself."""
@@ -46,15 +47,25 @@ class GuardedWorker:
         process.connection.setblocking(False)
         self.process, self.since = process, time.monotonic()
         self.ready, self.loading = False, ""
-        self.outbox = bytearray()
+        self.outbox: list[memoryview] = []
         self._inbox, self._most = Inbox(most), most
         self._closed = False
 
     def send(self, message: Any) -> None:
         """Send what goes at once, and keep the rest for ``exchange``."""
-        self.outbox += frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self.outbox += [memoryview(heading(body)), memoryview(body)]
         with contextlib.suppress(OSError):  # it does not read now, or it ended: the next exchange finds out
-            del self.outbox[: self.process.connection.send(self.outbox)]
+            self._send()
+
+    def _send(self) -> None:
+        """Send what goes at once.
+
+        Raises:
+            OSError: nothing does.
+        """
+        count = self.process.connection.sendmsg(self.outbox[:2])
+        del self.outbox[: advance(self.outbox, 0, count)]
 
     def exchange(self) -> Iterator[bytes]:
         """Send and read what can be without waiting; yield the bodies of frames.
@@ -65,7 +76,7 @@ class GuardedWorker:
         connection = self.process.connection
         try:
             if self.outbox:
-                del self.outbox[: connection.send(self.outbox)]
+                self._send()
                 if self.ready:  # its time begins when it has everything: the driver may have been busy meanwhile
                     self.since = time.monotonic()
         except BlockingIOError:
@@ -150,19 +161,25 @@ class GuardedWorkers(Generic[W]):
         worker.send(message)
         return worker
 
-    def exchange(self, seconds: float, take: Callable[[W, bytes], None]) -> Iterator[tuple[W, str | None]]:
+    def exchange(
+        self, seconds: float, take: Callable[[W, bytes], None], *, gather: float = 0.0
+    ) -> Iterator[tuple[W, str | None]]:
         """Take in what workers sent; yield each that lives still, and why it is to be ended, if it is.
 
         Args:
             seconds: to wait for something to read.
             take: hears of each frame; it may end the worker.
+            gather: of these seconds, those to wait in any case: a look costs as much as many frames.
         """
         moved: set[int] = set()  # connections on which something can be read or written
         if self.living:
             poller = select.poll()
             for worker in self.living:
                 poller.register(worker.process.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
-            moved = {descriptor for descriptor, _ in poller.poll(seconds * 1000)}
+            gather = min(gather, seconds)
+            if gather:
+                time.sleep(gather)
+            moved = {descriptor for descriptor, _ in poller.poll((seconds - gather) * 1000)}
         for worker in list(self.living):
             ended = worker.process.ended  # asked first: what it sent before its end is still read
             why = ENDED if ended else None

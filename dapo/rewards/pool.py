@@ -37,6 +37,7 @@ _MAX_BATCH = 16
 _START_LIMIT = 120.0  # seconds for a worker's imports
 _START_TOLD = 10.0  # seconds after which a worker that still imports is told
 _TICK = 0.05  # seconds between looks at the clock while waiting
+_MOST_GATHERED = 0.005  # seconds for each verdict that is still to come, before the driver looks again
 _PATIENCE = 5.0  # seconds for a guard to end what it guards
 _MAX_HOPELESS = 4096  # verdicts remembered as not to be had
 
@@ -98,6 +99,7 @@ class WorkerPool:
         self._failed_starts = 0  # in a row
         self._told_start = False
         self._told_memory = False
+        self._pace = 0.0  # seconds of a verdict, as they were lately
         self._hopeless: dict[str, None] = {}  # digests of verdicts that cost a worker, in order of coming
         self.losses = Losses(workers)
 
@@ -156,7 +158,9 @@ class WorkerPool:
 
     def _step(self, seconds: float) -> None:
         """Take in what workers sent (wait up to ``seconds`` for it), replace those stuck or gone, hand out work."""
-        for worker, why in self._processes.exchange(seconds, self._read):
+        shortest = min((len(worker.batch) for worker in self._workers if worker.batch), default=1)
+        gather = self._pace * (shortest - 1)  # about until the first worker has nothing left to do
+        for worker, why in self._processes.exchange(seconds, self._read, gather=gather):
             now = time.monotonic()
             if why is not None:
                 self._lose(worker, why)
@@ -194,7 +198,9 @@ class WorkerPool:
                 worker.digest = None
                 self._done.append(Finished(item, outcome, message.answer))
                 # The next item began when this one ended, which may have been a while ago, and never in the future.
-                worker.since = max(worker.since, min(message.time, time.monotonic()))
+                ended = max(worker.since, min(message.time, time.monotonic()))
+                self._pace += (min(ended - worker.since, _MOST_GATHERED) - self._pace) / _MAX_BATCH
+                worker.since = ended
             case _:
                 raise WireError(f"a message that is not due: {message.type}")
 

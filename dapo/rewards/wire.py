@@ -21,8 +21,13 @@ class WireError(Exception):
     """The other side sent something that is no message."""
 
 
+def heading(body: bytes) -> bytes:
+    """Return what goes before the body of a frame."""
+    return _HEADER.pack(len(body))
+
+
 def frame(body: bytes) -> bytes:
-    return _HEADER.pack(len(body)) + body
+    return heading(body) + body
 
 
 def answer_frame(messages: Sequence[dict[str, Any]]) -> bytes:

@@ -12,7 +12,6 @@ from typing import Literal
 from dapo.sandbox.bubblewrap import BubblewrapSandbox
 from dapo.sandbox.local import LocalSandbox, Require
 from dapo.sandbox.runs import Sandbox, SandboxError
-from dapo.sandbox.service import ServiceSandbox
 
 Kind = Literal["local", "bubblewrap", "http"]
 
@@ -32,6 +31,8 @@ def make_sandbox(settings: SandboxSettings) -> Sandbox:
     if settings.kind == "bubblewrap":
         return BubblewrapSandbox()
     if settings.kind == "http":
+        from dapo.sandbox.service import ServiceSandbox  # takes HTTP and TLS along, which no worker of a reward needs
+
         assert settings.url is not None
         return ServiceSandbox(settings.url, settings.api_key_variable)
     return LocalSandbox(settings.require)

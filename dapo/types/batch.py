@@ -21,6 +21,7 @@ from dapo.errors import HookError
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import Shares
 from dapo.types.extra import Extra, extra_problem
+from dapo.types.sent import SentByValue
 
 IntArray = NDArray[np.int64]
 IdArray = NDArray[np.int32] | NDArray[np.int64]
@@ -125,7 +126,7 @@ MODEL = "assistant"
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(SentByValue):
     """One finished (or partial) response. All arrays are [response tokens].
 
     >>> response = Completion(np.array([7, 2]), np.float32([-0.1, -0.4]), np.int32([3, 4]), FinishReason.STOP, "7")
@@ -260,7 +261,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(SentByValue):
     """The part of a response that exists already; an engine continues after it.
 
     >>> len(Partial(np.array([7]), np.float32([-0.1]), np.int32([3])))
@@ -293,7 +294,7 @@ def _sampled(response: Completion | Partial) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRequest:
+class SampleRequest(SentByValue):
     """Ask for one response. The uniform number behind token t is a function of (seed, t) alone.
 
     >>> SampleRequest(Key("train", 3, 0), np.array([5, 1]), SamplingParams(64), seed=11).prefix is None
@@ -320,7 +321,7 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleEvent:
+class SampleEvent(SentByValue):
     """A response ended. Arrays hold only the tokens made since it was submitted (the prefix is not repeated).
 
     They belong to the receiver: an engine does not write to them again.
@@ -396,7 +397,7 @@ class TokenRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Row(SentByValue):
     """One response as the learner receives it, or a part of one. Log-probabilities are in nats.
 
     Arrays are [response tokens] unless said. ``loss_weight`` and ``advantage`` are those of the whole response.

@@ -104,7 +104,7 @@ def test_a_worker_waits_for_the_rest_of_a_batch_while_the_driver_is_away(make: A
     found = scorer.poll(0)
     assert worker.outbox
     assert select.select([], [worker.process.connection], [], 120)[1]  # the worker has read what there was
-    away = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000)
+    away = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000, sleep=time.sleep)
     monkeypatch.setattr("dapo.rewards.pool.time", away)
     monkeypatch.setattr("dapo.rewards.guarded_workers.time", away)
     while len(found) < 4:

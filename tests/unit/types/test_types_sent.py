@@ -1,0 +1,32 @@
+"""What travels by the thousand arrives equal, whatever the class."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from dapo.rollout.host import TurnResult
+from dapo.types.batch import Completion, Key, Partial, Row, SampleEvent, SampleRequest, SamplingParams
+from dapo.types.enums import FinishReason
+
+MADE = np.array([7, 2]), np.float32([-0.1, -0.4]), np.int32([3, 3])
+PARTIAL = Partial(*MADE, generated=np.array([True, False]), extra={"routing": np.int8([[1], [2]])})
+EVENT = SampleEvent(Key("train", 3, 0), *MADE, FinishReason.FAILED, 5, "why", {"x": MADE[0]}, 2, "text")
+REQUEST = SampleRequest(Key("train", 3, 0), MADE[0], SamplingParams(8), 11, PARTIAL, priority=4, engine=1, keep=True)
+COMPLETION = Completion(*MADE, FinishReason.STOP, "7", answer="7", thinking=1, closed=False, scores={"won": 1.0})
+ROW = Row(1, 2, MADE[0], MADE[0], np.array([True, False]), *MADE[1:], 0.5, -1.0, traced=True, part=3)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [PARTIAL, EVENT, REQUEST, COMPLETION, ROW, TurnResult([EVENT], 4, {"slot_steps": 1.0}, 0.5)],
+    ids=lambda sent: type(sent).__name__,
+)
+def test_every_field_arrives(sent):
+    found = pickle.loads(pickle.dumps(sent, protocol=pickle.HIGHEST_PROTOCOL))
+    assert type(found) is type(sent)
+    for field in fields(sent):
+        assert repr(getattr(found, field.name)) == repr(getattr(sent, field.name)), field.name
