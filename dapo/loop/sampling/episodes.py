@@ -4,6 +4,10 @@ A turn of the model that ended becomes a question to the environment. Its answer
 later and is waited for then, so that the speed of a tool decides nothing. The answer becomes the prefix of a further
 request with the same key and seed, or ends the episode. The recorded tokens are all of an episode's state: after a
 resume its turns are played again, and the replies must be the recorded ones.
+
+Where an environment compares the episodes of a group, one that ended is held until all of its group have ended. A
+question about all of them then gives each its scores. Held, an episode is what it was before its last answer: taken
+back, it is asked about its last turn again.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from dapo.types.batch import (
     Turn,
 )
 from dapo.types.enums import FinishReason
-from dapo.types.environment import Answer, Ended, Players, Question, Said, Speech, Spoken
+from dapo.types.environment import NOT_HELD, Answer, Ended, Players, Question, Said, Speech, Spoken
 from dapo.types.evidence import ENVIRONMENT
 from dapo.types.extra import padded_extra
 from dapo.types.seeds import ENVIRONMENT as SEEDS
@@ -43,6 +47,8 @@ from dapo.types.seeds import TURNS, derive_seed
 NOT_REPEATABLE = "not repeatable"
 MOST_NOT_REPEATABLE = 8
 """Episodes that did not repeat, at least half of those compared, after which a run stops."""
+MOST_LOSSES = 2
+"""Times that a group's episodes are played again because their process was lost before they were scored."""
 PATIENCE = 0.05
 """Seconds that a run whose order a clock decides waits for an answer when its engine has nothing to do."""
 
@@ -73,6 +79,9 @@ class _Episode:
     lines: list[RowOfTurns] = field(default_factory=list)  # its rows so far, where turns have prompts of their own
     due: int | None = None  # engine step at which the answer takes effect; None: the episode is taken back
     ended: str = ""  # by which limit, while its scores are asked for
+    last: tuple[Question, Answer] | None = None  # that ended it, while its group is not scored
+    held: bool = False  # it ended, and others of its group have not
+    losses: int = 0  # of the process that held it when its group was to be scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +149,12 @@ class Episodes:
         """Count the episodes whose next event is the environment's."""
         return sum(episode.due is not None for episode in self._episodes.values()) + len(self._over)
 
+    def held(self, lane: Lane | None = None) -> list[Key]:
+        """Return the episodes that wait for others of their group, of one lane or of all."""
+        if not self.players.abilities.compares:
+            return []
+        return [key for key, episode in self._episodes.items() if episode.held and lane in (None, key.lane)]
+
     # ------------------------------------------------------------------ turns
 
     def begin(self, request: SampleRequest, prompt: Prompt, tick: int) -> SampleRequest | None:
@@ -158,6 +173,8 @@ class Episodes:
             self.given += len(request.prompt_ids)
         if known.question is not None:  # it was asked before the episode was taken back
             known.due = tick + self.lag
+        elif known.last is not None:
+            known.held = True
         elif known.partial.turns and known.partial.turns[-1].who == MODEL:
             last = known.partial.turns[-1]
             known.finish = self._finish(known, known.partial.token_ids[last.first : last.stop])
@@ -193,7 +210,7 @@ class Episodes:
         return whole
 
     def recall(self, lane: Lane) -> tuple[list[tuple[Key, Partial]], list[Over]]:
-        """Take back the episodes of a lane that wait for their environment, and those that ended with no further word.
+        """Take back the episodes of a lane that wait for environment or group, and those that ended without a word.
 
         What the environment was asked stays asked: ``begin`` goes on with it.
         """
@@ -201,9 +218,10 @@ class Episodes:
         self._over = [each for each in self._over if each.key.lane != lane]
         taken = []
         for key in sorted(self._episodes):
-            if key.lane == lane and self._episodes[key].due is not None:
-                self._episodes[key].due = None
-                taken.append((key, self._episodes[key].partial))
+            episode = self._episodes[key]
+            if key.lane == lane and (episode.due is not None or episode.held):
+                episode.due, episode.held = None, False
+                taken.append((key, episode.partial))
         return taken, over
 
     def forget(self, keys: Iterable[Key]) -> None:
@@ -241,6 +259,9 @@ class Episodes:
                 continue
             while episode.answer is None:
                 self._arrived(None)
+            if episode.question is not None and episode.question.members:
+                over += self._scored(episode, episode.question, episode.answer, tick)
+                continue
             found = self._take(episode, episode.answer, tick)
             if isinstance(found, SampleRequest):
                 requests.append(found)
@@ -248,6 +269,7 @@ class Episodes:
                     self.given += _read_for(episode, found)
             elif found is not None:
                 over.append(found)
+        self._ask_groups(tick)
         return requests, over
 
     def counters(self) -> Metrics:
@@ -333,7 +355,7 @@ class Episodes:
         self.players.ask(question)
 
     def _take(self, episode: _Episode, answer: Answer, tick: int) -> SampleRequest | Over | None:
-        """Let an answer take effect; None: there is a further question."""
+        """Let an answer take effect; None: there is a further question, or the episode waits for its group."""
         question = episode.question
         assert question is not None, "an answer has a question"
         episode.question = episode.answer = episode.due = None
@@ -341,6 +363,15 @@ class Episodes:
             return self._failed(episode, differs)
         if answer.failure is not None:
             return self._failed(episode, answer.failure)
+        if self.players.abilities.compares and (question.end is not None or (answer.reply or Said()).done):
+            episode.last, episode.held = (question, answer), True
+            return None
+        return self._in_effect(episode, question, answer, tick)
+
+    def _in_effect(
+        self, episode: _Episode, question: Question, answer: Answer, tick: int
+    ) -> SampleRequest | Over | None:
+        """End an episode at a limit, or go on with the reply."""
         if question.end is not None:
             last = answer.reply or Said()
             self._credit(episode, last)
@@ -521,6 +552,49 @@ class Episodes:
                 "set environment.rows: append"
             )
         return self.speech.written([*prompt.chat["messages"], *said], prompt.chat.get("tools", ()))
+
+    # ------------------------------------------------------------------ groups that are scored together
+
+    def _ask_groups(self, tick: int) -> None:
+        """Ask for the scores of the groups all of whose episodes ended; those that failed are in none.
+
+        In an evaluation the sampled responses of a problem are a group, and the greedy one is a group of its own.
+        """
+        groups: dict[tuple[Lane, int, bool], list[_Episode]] = {}
+        for key in sorted(self._episodes) if self.held() else ():
+            episode = self._episodes[key]
+            greedy = episode.request.sampling.temperature == 0.0
+            groups.setdefault((key.lane, key.group, greedy), []).append(episode)
+        for members in groups.values():
+            if all(member.held for member in members):
+                first, keys = members[0], tuple(member.request.key for member in members)
+                first.held = False
+                self._put(first, Question(keys[0], first.prompt, self._seed(first), members=keys), tick)
+
+    def _scored(self, first: _Episode, question: Question, answer: Answer, tick: int) -> list[Over]:
+        """End the episodes of a group with their scores; where a process was lost, ask about their last turns again."""
+        first.question = first.answer = first.due = None
+        members = [self._episodes[key] for key in question.members]
+        lost = answer.failure == NOT_HELD and first.losses < MOST_LOSSES
+        failure, over = answer.failure, list[Over]()
+        if failure is None and len(answer.members) != len(members):
+            failure = f"reply: scores of {len(answer.members)} episodes, expected {len(members)}"
+        for number, member in enumerate(members):
+            assert member.last is not None, "it ended"
+            (asked, last), member.last, member.held = member.last, None, False
+            if lost:
+                member.losses += 1
+                self._put(member, asked, tick)
+                continue
+            if failure is not None:
+                over.append(self._failed(member, failure))
+                continue
+            own = answer.members[number]
+            reply = replace(last.reply or Said(), reward=own.reward, scores=own.scores, facts=own.facts)
+            ended = self._in_effect(member, asked, replace(last, reply=reply), tick)
+            assert isinstance(ended, Over), "an answer that ended it"
+            over.append(ended)
+        return over
 
     # ------------------------------------------------------------------ an agent's requests
 
