@@ -33,7 +33,7 @@ from dapo.types.environment import Abilities, Players
 
 REPEATS = (
     "environment: an agent asks as it likes, so this run repeats itself only if the agent does, with equal requests "
-    "after equal turns. A resume plays unfinished episodes again; one that asks otherwise is left unscored"
+    "after equal turns. A resume plays unfinished episodes again; one that asks otherwise starts anew"
 )
 
 

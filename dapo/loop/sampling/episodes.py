@@ -3,7 +3,8 @@
 A turn of the model that ended becomes a question to the environment. Its answer takes effect ``lag`` engine steps
 later and is waited for then, so that the speed of a tool decides nothing. The answer becomes the prefix of a further
 request with the same key and seed, or ends the episode. The recorded tokens are all of an episode's state: after a
-resume its turns are played again, and the replies must be the recorded ones.
+resume its turns are played again, and the replies must be the recorded ones. Where they are not, the episode starts
+anew.
 
 Where an environment compares the episodes of a group, one that ended is held until all of its group have ended. A
 question about all of them then gives each its scores. Held, an episode is what it was before its last answer: taken
@@ -12,6 +13,7 @@ back, it is asked about its last turn again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,9 +46,8 @@ from dapo.types.extra import padded_extra
 from dapo.types.seeds import ENVIRONMENT as SEEDS
 from dapo.types.seeds import TURNS, derive_seed
 
-NOT_REPEATABLE = "not repeatable"
-MOST_NOT_REPEATABLE = 8
-"""Episodes that did not repeat, at least half of those compared, after which a run stops."""
+log = logging.getLogger(__name__)
+
 MOST_LOSSES = 2
 """Times that a group's episodes are played again because their process was lost before they were scored."""
 PATIENCE = 0.05
@@ -119,7 +120,7 @@ class Episodes:
     Attributes:
         phases: waiting for a reply is the phase ``environment``.
         waited: seconds spent waiting for replies.
-        not_repeatable: episodes whose environment answered otherwise when it was played again.
+        not_repeatable: episodes whose environment answered otherwise when it was played again: they started anew.
         given: tokens of training that the model was given to read: a group's prompt once, and each reply.
     """
 
@@ -142,7 +143,7 @@ class Episodes:
         self._version = 0  # of the weights when answers take effect
         self.phases = Phases()
         self.waited = 0.0
-        self.not_repeatable = self._compared = self.given = 0
+        self.not_repeatable = self.given = 0
 
     @property
     def waiting(self) -> int:
@@ -266,7 +267,7 @@ class Episodes:
             if isinstance(found, SampleRequest):
                 requests.append(found)
                 if key.lane == "train":
-                    self.given += _read_for(episode, found)
+                    self.given += _read_for(self._episodes[key], found)
             elif found is not None:
                 over.append(found)
         self._ask_groups(tick)
@@ -360,7 +361,7 @@ class Episodes:
         assert question is not None, "an answer has a question"
         episode.question = episode.answer = episode.due = None
         if answer.replayed is not None and (differs := self._differs(episode, answer.replayed)):
-            return self._failed(episode, differs)
+            return self._anew(episode, differs, tick)
         if answer.failure is not None:
             return self._failed(episode, answer.failure)
         if self.players.abilities.compares and (question.end is not None or (answer.reply or Said()).done):
@@ -678,8 +679,7 @@ class Episodes:
 
     def _failed(self, episode: _Episode, failure: str) -> Over:
         key = episode.request.key
-        repeats = not failure.startswith(NOT_REPEATABLE)
-        if self.limits.ends_on_error and repeats:
+        if self.limits.ends_on_error:
             return self._close(episode, FinishReason.STOP, "error", {})
         over = self._close(episode, FinishReason.FAILED, "error", {})
         return Over(key, over.completion, f"{ENVIRONMENT}{failure}")
@@ -724,6 +724,20 @@ class Episodes:
         )
         return Over(key, made)
 
+    def _anew(self, episode: _Episode, differs: str, tick: int) -> SampleRequest | None:
+        """Begin an episode again whose recorded turns cannot be had back; None: the environment comes first."""
+        key, tokens = episode.request.key, episode.partial.model_tokens
+        self.not_repeatable += 1
+        if self.not_repeatable == 1:
+            log.warning(
+                "Response %d of group %d starts anew, and %d tokens are lost: %s. The environment or agent depends on "
+                "something beside the prompt, its seed and the turns. A class with state() and restore() is not played "
+                "again. Further ones are only counted (environment/not_repeatable in metrics.jsonl).",
+                *(key.sample, key.group, tokens, differs),
+            )
+        self.forget([key])
+        return self.begin(replace(episode.request, prefix=None), episode.prompt, tick)
+
     def _differs(self, episode: _Episode, replayed: Sequence[Said | None]) -> str | None:
         """Return how replies that were played again differ from the recorded tokens; None: they do not."""
         turns, ids = episode.partial.turns, episode.partial.token_ids
@@ -734,7 +748,6 @@ class Episodes:
         places = [(number, turn) for number, turn in enumerate(turns) if turn.who != MODEL]
         if (turns and turns[0].who != MODEL) or opening.messages:
             said.insert(0, opening)
-        self._compared += 1
         for (number, turn), reply in zip(places, said, strict=False):
             again: IdArray
             before = cut(replace(episode.partial, turns=turns[:number]), turn.first)
@@ -744,25 +757,16 @@ class Episodes:
             except ValueError:
                 again = ids[:0]
             if reply.done or not np.array_equal(again, ids[turn.first : turn.stop]):
-                self.not_repeatable += 1
-                if self.not_repeatable >= MOST_NOT_REPEATABLE and 2 * self.not_repeatable >= self._compared:
-                    raise EpisodeError(
-                        f"{self.not_repeatable} of {self._compared} episodes that were played again went otherwise: "
-                        "the environment depends on something beside the prompt, its seed and the turns. Give it "
-                        "state() and restore(), which are saved, or make it repeat itself"
-                    )
-                return f"{NOT_REPEATABLE}: turn {number} was answered otherwise when it was played again"
+                return f"turn {number} was answered otherwise when it was played again"
         return None
 
     def _asks_otherwise(self, turns: Sequence[Turn], replayed: Sequence[Said | None]) -> str | None:
         """Return which request of an agent that was played again differs from the recorded one; None: none does."""
         recorded = [turn.asked for turn in turns if turn.asked is not None]
         again = [None if said is None else said.conversation for said in replayed]
-        self._compared += 1
         for number, (ours, theirs) in enumerate(zip(recorded, again, strict=False)):
             if ours != theirs:
-                self.not_repeatable += 1
-                return f"{NOT_REPEATABLE}: the agent's request {number} was another one when it was played again"
+                return f"the agent's request {number} was another one when it was played again"
         return None
 
     # ------------------------------------------------------------------ reading

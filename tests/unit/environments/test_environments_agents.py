@@ -209,15 +209,18 @@ def begun_turns(request):
     return 1 + sum(turn.who == MODEL for turn in (() if request.prefix is None else request.prefix.turns))
 
 
-def test_an_agent_that_asks_otherwise_when_it_is_played_again_is_left_unscored(mailbox):
+def test_an_agent_that_asks_otherwise_when_it_is_played_again_starts_anew(mailbox, caplog):
     first = mailbox("moody")
     first.submit(requests(4, limit=200), lambda key: PROMPT)
     while not any(len(one.partial.turns) > 2 for one in first.episodes._episodes.values()):
         first.pump(0.0)
     parts = {one.key.group: one.partial() for one in first.recall("train")}
     left = {n: part if len(part) else None for n, part in parts.items()}
-    reasons = [one.reason or "" for one in drain(mailbox("moody"), requests(4, limit=200, prefixes=left)).values()]
-    assert any(reason.startswith("environment: not repeatable: the agent's request") for reason in reasons)
+    again = mailbox("moody")
+    found = drain(again, requests(4, limit=200, prefixes=left))
+    assert {one.completion.ended for one in found.values()} == {"done"}
+    assert again.episodes.not_repeatable > 0
+    assert "the agent's request 0 was another one when it was played again" in caplog.text
 
 
 def content(response):
