@@ -116,7 +116,7 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
 
         run = what.agent if isinstance(what.agent, tuple) else loaded(what.agent, "environment.run")
         name = what.agent if isinstance(what.agent, str) else "it"
-        return agent_form(run, what.args, reader, loaded=name)
+        return agent_form(run, what.args, reader, loaded=name, timeout=what.timeout)
     found = None if what.kind is None else loaded(what.kind, "environment.kind")
     tools = [loaded(tool, "environment.tools") for tool in what.tools]
     form = form_of(found, what.args, tools, reader, max_turns=what.max_turns)
