@@ -61,6 +61,8 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         lines += [f"with the gold answer {gold[:_SHOWN]!r} in every turn:", *played(gold)]
     elif gold:
         lines.append(f"no episode with the gold answer {gold[:_SHOWN]!r}: the tokenizer does not give it back as it is")
+    if playing.pool.abilities.compares:
+        lines.append("the rubric compares the responses of a group; each of these episodes was a group of its own")
     if playing.sandbox is not None:
         lines.append(playing.sandbox)
     end = playing.speech.end_of_turn

@@ -25,8 +25,11 @@ from dapo.types.batch import Prompt
 from dapo.types.environment import Abilities, Ended, ModelTurn, Reply
 
 LAST_WORDS = 10.0
-"""Seconds that an agent has to end after a limit ended its episode."""
-_OUTPUT = 1 << 20  # bytes of a program's output
+"""Seconds that an agent has to end after a limit ended its episode, unless ``_SHARE`` of a call's timeout is less."""
+_SHARE = 0.8
+MOST_OUTPUT = 1 << 20
+"""Bytes that an agent's program may write to its output, and to its errors."""
+_PIECE = 1 << 16  # bytes read at once
 WHY: dict[str, str] = {
     "turns": "environment.max_turns ended this episode: return, with a score if there is one",
     "tokens": "the tokens of this episode are spent: return, with a score if there is one",
@@ -44,10 +47,14 @@ class AgentEnvironment:
         endpoint: of this process.
         run: a function, or the words of a command.
         args: keyword arguments of the function; a program finds them in its input.
+        timeout: seconds of a call.
     """
 
-    def __init__(self, endpoint: Endpoint, run: Callable[..., Any] | Sequence[str], args: Mapping[str, Any]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, run: Callable[..., Any] | Sequence[str], args: Mapping[str, Any], timeout: float
+    ) -> None:
         self._endpoint, self._run, self._args = endpoint, run, args
+        self._last_words = min(LAST_WORDS, _SHARE * timeout)
         self._conversation: Conversation | None = None
         self._agent: asyncio.Future[Any] | None = None
         self._given: dict[str, Any] | None = None  # the message that was given to the client last
@@ -71,10 +78,10 @@ class AgentEnvironment:
         return await self._next()
 
     async def end(self, why: Ended) -> Mapping[str, float]:
-        """Refuse further requests; return the score of an agent that ends on its own then."""
+        """Refuse further requests; return the score of an agent that ends on its own then, and soon."""
         conversation, agent = self._begun()
         conversation.end(WHY[why])
-        done, _ = await asyncio.wait({agent}, timeout=LAST_WORDS)
+        done, _ = await asyncio.wait({agent}, timeout=self._last_words)
         if not done or agent.cancelled() or agent.exception() is not None:
             return {}
         return scores_of(agent.result())
@@ -106,7 +113,12 @@ class AgentEnvironment:
 
 
 def agent_form(
-    run: Callable[..., Any] | Sequence[str], args: Mapping[str, Any], reader: Reader | None, *, loaded: str
+    run: Callable[..., Any] | Sequence[str],
+    args: Mapping[str, Any],
+    reader: Reader | None,
+    *,
+    loaded: str,
+    timeout: float,
 ) -> Form:
     """Return the form of an agent.
 
@@ -115,6 +127,7 @@ def agent_form(
         args: its keyword arguments.
         reader: reads calls of tools; None: a request with tools is refused.
         loaded: name of the function, for errors.
+        timeout: seconds of a call.
 
     Raises:
         RecipeError: the function takes no such arguments.
@@ -129,7 +142,7 @@ def agent_form(
             ) from None
     endpoint = Endpoint(reads_calls=reader is not None)
     able = Abilities(opens=True, ends=True, restores=False, role="user")
-    return Form(lambda: AgentEnvironment(endpoint, run, args), {}, reader, "agent", True, able)
+    return Form(lambda: AgentEnvironment(endpoint, run, args, timeout), {}, reader, "agent", True, able)
 
 
 def message_of(turn: ModelTurn) -> dict[str, Any]:
@@ -191,7 +204,7 @@ async def _program(command: Sequence[str], prompt: Prompt, where: Mapping[str, s
     """Run an agent's program: the record on its input as JSON, a score on the last line of its output.
 
     Raises:
-        AgentFailed: it ended with an error, or its last line is no JSON.
+        AgentFailed: it ended with an error, its last line is no JSON, or it wrote too much.
     """
     environment = {**os.environ, "OPENAI_BASE_URL": where["base_url"], "OPENAI_API_KEY": where["api_key"]}
     process = await asyncio.create_subprocess_exec(
@@ -201,14 +214,19 @@ async def _program(command: Sequence[str], prompt: Prompt, where: Mapping[str, s
         stderr=asyncio.subprocess.PIPE,
         env=environment,
         start_new_session=True,
-        limit=_OUTPUT,
     )
     record = {"problem": prompt.problem, "answer": prompt.answer, "extra": dict(prompt.extra), "args": dict(args)}
+    given = asyncio.ensure_future(_give(process.stdin, json.dumps(record).encode()))
+    both = ((process.stdout, "output"), (process.stderr, "errors"))
+    read = [asyncio.ensure_future(_bounded(stream, command[0], name)) for stream, name in both]
     try:
-        out, errors = await process.communicate(json.dumps(record).encode())
+        out, errors = await asyncio.gather(*read)
+        await process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # and what it started
+        for each in (given, *read):
+            each.cancel()
     if process.returncode != 0:
         said = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise AgentFailed(f"{command[0]} ended with exit code {process.returncode}: {''.join(said)[:300]}")
@@ -222,3 +240,30 @@ async def _program(command: Sequence[str], prompt: Prompt, where: Mapping[str, s
             f"the last line of {command[0]} is {lines[-1][:80]!r}, expected a number, scores by name as JSON, or no "
             "output at all"
         ) from None
+
+
+async def _bounded(stream: asyncio.StreamReader | None, program: str, name: str) -> bytes:
+    """Read a program's output to its end.
+
+    Raises:
+        AgentFailed: it is too long.
+    """
+    assert stream is not None, "a pipe"
+    found = bytearray()
+    while piece := await stream.read(_PIECE):
+        found += piece
+        if len(found) > MOST_OUTPUT:
+            raise AgentFailed(
+                f"{program} wrote more than {MOST_OUTPUT:,} bytes to its {name} and was ended; print a score as the "
+                "last line, and write logs to a file"
+            )
+    return bytes(found)
+
+
+async def _give(stream: asyncio.StreamWriter | None, data: bytes) -> None:
+    """Write a program's input; one that does not read it goes on without."""
+    assert stream is not None, "a pipe"
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        stream.write(data)
+        await stream.drain()
+    stream.close()

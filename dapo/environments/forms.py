@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import random
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from dapo.environments.shapes import (
     tool_methods,
 )
 from dapo.environments.tools import Tool, ToolError, error_text, find_tool, result_text
-from dapo.environments.verified import Verified, tool_schemas
+from dapo.environments.verified import Verified, compare_group, compares_groups, tool_schemas
 from dapo.errors import RecipeError
 from dapo.metrics.names import reward_name_problem
 from dapo.sandbox.runs import SandboxError
@@ -69,6 +69,7 @@ class Form:
         kind: how it is written.
         concurrent: calls wait for something else and may overlap.
         method_tools: names of the environment's own methods that are tools.
+        compare: scores the environments of a group's episodes, which ended, together; None: each scores itself.
     """
 
     make: Callable[[], Any] | None
@@ -78,6 +79,7 @@ class Form:
     concurrent: bool
     abilities: Abilities
     method_tools: tuple[str, ...] = ()
+    compare: Callable[[Sequence[Any]], Awaitable[Sequence[Reply]]] | None = None
 
 
 def form_of(
@@ -158,8 +160,13 @@ def form_of(
 
 def verified_form(environment: Any, read: Sequence[str], reader: Reader | None) -> Form:
     """Return the form of an environment of ``verifiers``; ``read``: names of rewards that read its scores."""
-    able = Abilities(False, True, False, "user", tuple(tool_schemas(environment)))
-    return Form(lambda: Verified(environment, read), {}, reader, "verifiers", True, able)
+    compares = compares_groups(environment.rubric)
+    able = Abilities(False, True, False, "user", tuple(tool_schemas(environment)), compares=compares)
+
+    def made() -> Verified:
+        return Verified(environment, read, alone=not compares)
+
+    return Form(made, {}, reader, "verifiers", True, able, compare=compare_group if compares else None)
 
 
 def _methods(found: Any) -> dict[str, Callable[..., Any]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dapo.environments.pool import RETRIES, EnvironmentPool
+from dapo.environments.pool import RETRIES, EnvironmentPool, same_group
 from dapo.environments.worker import Load
 from dapo.errors import EpisodeError
 from dapo.processes.transport import Host, HostLost, HostSpec, Transport
@@ -99,12 +99,15 @@ class HostedPlayers:
         self._failed_starts = 0
 
     def ask(self, question: Question) -> None:
-        """Queue a question; it goes to the host that holds the episode, else to the one with the least to do."""
+        """Queue a question; it goes to the host of the episode or its group, else to the one with the least to do."""
         key = question.key
         if key not in self._home:
-            held = Counter(self._home.values())
-            least = min(self._members, key=lambda one: (one.load, held[one.number], one.number))
-            self._home[key] = least.number
+            compared = self._home if self.abilities.compares else {}
+            home = next((number for other, number in compared.items() if same_group(other, key)), None)
+            if home is None:
+                held = Counter(self._home.values())
+                home = min(self._members, key=lambda one: (one.load, held[one.number], one.number)).number
+            self._home[key] = home
         self._members[self._home[key]].queued.append(question)
         self._send()
 

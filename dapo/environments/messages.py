@@ -61,6 +61,7 @@ class Ready(_Message):
     role: _Name
     tools: list[dict[str, Any]]
     scores: bool
+    compares: bool
 
 
 class Refused(_Message):
@@ -80,6 +81,7 @@ class Answered(_Message):
     state: Annotated[str, Field(max_length=MOST_STATE)] | None
     seconds: float
     failure: _Text | None
+    members: list[SaidMessage]
 
 
 class Closed(_Message):

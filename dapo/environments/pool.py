@@ -1,6 +1,7 @@
 """Play episodes in guarded worker processes, with a time limit for each call and a memory limit for each process.
 
-All progress on the driver's side happens inside ``ask`` and ``poll``, in one thread. An episode stays with its worker.
+All progress on the driver's side happens inside ``ask`` and ``poll``, in one thread. An episode stays with its worker,
+and with its group where an environment compares: such a worker keeps an episode that ended until it is dropped.
 When a worker is lost, its other episodes are played again elsewhere: a question has all turns that came before it.
 
 ==========================  ===========================================================
@@ -37,6 +38,11 @@ _OVERLAPPING = 64  # questions that an asynchronous environment has at once
 _START_LIMIT = 120.0  # seconds for a worker's imports
 _SLACK = 2.0  # seconds that a worker has to report a time-out of its own
 _TICK = 0.05  # seconds between looks at the clock while waiting
+
+
+def same_group(one: Key, other: Key) -> bool:
+    """Return whether two responses answer the same prompt in the same group."""
+    return one[:2] == other[:2]
 
 
 @dataclass(slots=True)
@@ -86,7 +92,7 @@ class EnvironmentPool:
         self._waiting: dict[Key, int] = {}  # questions that were asked and not answered, by their numbers
         self._done: list[Answer] = []
         self._next = 0
-        self._concurrent = False
+        self._concurrent = self._compares = False
         self._loaded = False
         self._failed_starts = 0
         self.replayed = self.timeouts = self.restarts = 0
@@ -166,12 +172,14 @@ class EnvironmentPool:
     def _place(self, pending: _Pending) -> None:
         key = pending.key
         worker = self._home.get(key)
+        if worker is None and self._compares:
+            worker = next((home for held, home in self._home.items() if same_group(held, key)), None)
         if worker is None:
             idle = [one for one in self._workers if not one.queue and not one.sent]
             if not idle and len(self._workers) < self._limit:
                 self._processes.start(self._what)
             worker = min(self._workers, key=lambda one: len(one.queue) + len(one.sent) + len(one.held) / 1e6)
-            self._home[key] = worker
+        self._home[key] = worker
         worker.queue.append(pending)
 
     def _send_some(self) -> None:
@@ -186,6 +194,9 @@ class EnvironmentPool:
                 worker.sent[pending.number] = pending
                 if question is None:
                     worker.send([Drop(pending.number, key)])
+                    continue
+                if question.members:
+                    worker.send([Ask(pending.number, question, False)])
                     continue
                 fresh = worker.held.get(key) != len(question.past)
                 if fresh and question.past and question.state is None:
@@ -224,7 +235,7 @@ class EnvironmentPool:
             case Ready() if not worker.ready:
                 worker.ready, self._failed_starts = True, 0
                 if not self._loaded:
-                    self._loaded, self._concurrent = True, message.concurrent
+                    self._loaded, self._concurrent, self._compares = True, message.concurrent, message.compares
                     self.abilities = Abilities(
                         message.opens,
                         message.ends,
@@ -232,6 +243,7 @@ class EnvironmentPool:
                         message.role,
                         tuple(message.tools),
                         message.scores,
+                        message.compares,
                     )
             case Refused(error=error) if not worker.ready:
                 if not self._loaded:
@@ -250,7 +262,7 @@ class EnvironmentPool:
         done = message.reply is not None and message.reply.done
         if pending.question is None:
             raise WireError("an answer to no question")
-        if message.failure or done or pending.question.end:
+        if message.failure or ((done or pending.question.end) and not self._compares):
             self._close_episode(worker, key)
         if (message.failure or "").startswith("timeout"):
             self.timeouts += 1
@@ -268,6 +280,7 @@ class EnvironmentPool:
                 message.state,
                 message.seconds,
                 message.failure,
+                tuple(each.said() for each in message.members),
             ),
         )
 

@@ -3,6 +3,11 @@
 The library's own loop runs each episode. It asks a client for the model's turns, and the client (``_Turns``) waits for
 those that the driver sends. The driver holds the tokens: what was sampled is appended, never encoded again. The rubric
 scores an episode where it ends.
+
+A rubric with a reward function that sees a whole group scores none of its episodes alone. One process plays all
+episodes of a group and keeps their states; it is asked once for the scores of all. A state holds whatever the
+environment put there (clients, handles, objects), so it neither travels nor is saved. What was lost with a process, or
+by a stop of the run, is played again turn by turn.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import importlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -58,12 +63,6 @@ def load_verified(name: str, args: Mapping[str, Any], data: str | None) -> Any:
         ) from None
     if not isinstance(environment, library.Environment):
         raise RecipeError(f"environment.id: load_environment() of {name!r} made a {type(environment).__name__}")
-    if compared := _group_functions(environment.rubric):
-        names = ", ".join(function.__name__ for function in compared)
-        raise RecipeError(
-            f"environment.id: the rubric of {name!r} compares responses of a group ({names}). Episodes are "
-            "scored alone here: score each response by itself, and the group's advantage compares them"
-        )
     logging.getLogger("verifiers").addHandler(_Failures())
     if data is not None:
         _write_data(environment, Path(data))
@@ -86,12 +85,13 @@ def _check_version() -> None:
         raise RecipeError(f"{_SETTING}: verifiers {found} has no clients of its own; {install('verifiers')}")
 
 
-def _group_functions(rubric: Any) -> list[Any]:
-    """Return the reward functions that see all responses of a group."""
-    parts = getattr(rubric, "rubrics", None)
-    if parts is not None:
-        return [function for part in parts for function in _group_functions(part)]
-    return list(rubric._get_group_reward_funcs())
+def compares_groups(rubric: Any) -> bool:
+    """Return whether a reward function sees all responses of a group: of the rubric, of one of its parts, or of a task.
+
+    The library's rubrics that hold others list them in ``rubrics`` (``RubricGroup``) or in ``env_map`` (``EnvGroup``).
+    """
+    parts = [*getattr(rubric, "rubrics", ()), *(each.rubric for each in getattr(rubric, "env_map", {}).values())]
+    return bool(rubric._get_group_reward_funcs()) or any(map(compares_groups, parts))
 
 
 def tool_schemas(environment: Any) -> list[dict[str, Any]]:
@@ -151,10 +151,12 @@ class Verified:
     Args:
         environment: shared by all episodes of the process.
         read: reward names; a metric of the rubric by such a name is a score.
+        alone: the rubric scores the episode where it ends; else ``compare_group`` does.
     """
 
-    def __init__(self, environment: Any, read: Iterable[str]) -> None:
-        self._environment, self._read = environment, frozenset(read)
+    def __init__(self, environment: Any, read: Iterable[str], *, alone: bool = True) -> None:
+        self._environment, self._read, self._alone = environment, frozenset(read), alone
+        self.rubric = environment.rubric
         self._turns = _client(self._asks)
         self._events: asyncio.Queue[Any] = asyncio.Queue()  # messages of a request, or the task when it ended
         self._task: asyncio.Task[Any] | None = None
@@ -209,17 +211,19 @@ class Verified:
         if self._task is not None:
             self._task.cancel()
             with suppress(Exception, asyncio.CancelledError):
-                await self._task
+                state, _ = await self._task
+                if not self._alone:
+                    await self.rubric.cleanup(state)
 
     async def _play(self, record: dict[str, Any]) -> tuple[Any, list[str]]:
-        """Play and score an episode; return its state and what reward functions raised."""
+        """Play an episode, and score it unless its group is; return its state and what reward functions raised."""
         failures: list[str] = []
         _failures.set(failures)
-        rubric = self._environment.rubric
         state = await self._environment.rollout(record, self._turns, "model", {})
-        if state.get("error") is None:
-            await rubric.score_rollout(state)
-        await rubric.cleanup(state)
+        if self._alone:
+            if state.get("error") is None:
+                await self.rubric.score_rollout(state)
+            await self.rubric.cleanup(state)
         return state, failures
 
     async def _asks(self, messages: Any) -> Any:
@@ -239,7 +243,7 @@ class Verified:
         self._waiting.set_result(response)
 
     def _scored(self) -> Reply:
-        """Return the rubric's reward and metrics.
+        """Return the rubric's reward and metrics, or only that the episode ended where its group is to be scored.
 
         Raises:
             Exception: what the environment raised.
@@ -250,11 +254,38 @@ class Verified:
         if (error := state.get("error")) is not None:
             cause = error.__cause__ or error
             raise WrongReply(f"{type(cause).__name__}: {cause}")
+        return self.reply(failures) if self._alone else Reply(done=True)
+
+    @property
+    def state(self) -> Any:
+        """The library's state of the episode, which ended."""
+        assert self._task is not None
+        return self._task.result()[0]
+
+    def reply(self, failures: Sequence[str]) -> Reply:
+        """Return what the rubric wrote into the state; ``failures``: what reward functions raised.
+
+        Raises:
+            WrongReply: one raised.
+        """
         if failures:
             raise WrongReply(failures[0])
-        metrics = metric_numbers(state["metrics"])
+        metrics = metric_numbers(self.state.get("metrics"))
         scores = {name: value for name, value in metrics.items() if name in self._read}
-        return Reply(done=True, reward=state["reward"], scores=scores, facts=metrics)
+        return Reply(done=True, reward=self.state["reward"], scores=scores, facts=metrics)
+
+
+async def compare_group(environments: Sequence[Verified]) -> list[Reply]:
+    """Ask the rubric once about all episodes of a group, which ended; return the scores of each.
+
+    Raises:
+        Exception: what the rubric raised.
+        WrongReply: a reward function raised.
+    """
+    failures: list[str] = []
+    _failures.set(failures)
+    await environments[0].rubric.score_group([each.state for each in environments])
+    return [each.reply(failures) for each in environments]
 
 
 def _client(asks: Any) -> Any:

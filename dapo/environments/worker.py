@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dapo.environments.formats import FORMATS, Reader
-from dapo.environments.forms import CallTimeout, Episode, Form, form_of, verified_form
+from dapo.environments.forms import CallTimeout, Episode, Form, checked, form_of, verified_form, within
 from dapo.environments.programs import PYTHON, ProgramSettings, python_tool
 from dapo.environments.shapes import WrongReply
 from dapo.environments.tools import error_text
@@ -31,7 +31,7 @@ from dapo.hooks import load, user_line
 from dapo.rewards.wire import answer_frame
 from dapo.system import end_with_parent_if_asked
 from dapo.types.batch import Key
-from dapo.types.environment import Question, Said
+from dapo.types.environment import NOT_HELD, Question, Said
 
 CLOSING = 5.0  # seconds for an environment's ``close``
 _HEADER = struct.Struct("!Q")
@@ -116,7 +116,7 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
 
         run = what.agent if isinstance(what.agent, tuple) else loaded(what.agent, "environment.run")
         name = what.agent if isinstance(what.agent, str) else "it"
-        return agent_form(run, what.args, reader, loaded=name)
+        return agent_form(run, what.args, reader, loaded=name, timeout=what.timeout)
     found = None if what.kind is None else loaded(what.kind, "environment.kind")
     tools = [loaded(tool, "environment.tools") for tool in what.tools]
     form = form_of(found, what.args, tools, reader, max_turns=what.max_turns)
@@ -156,7 +156,7 @@ async def _serve(connection: socket.socket) -> None:
         send(
             {"type": "ready", "kind": form.kind, "concurrent": form.concurrent, "opens": able.opens, "ends": able.ends,
              "restores": able.restores, "role": able.role, "tools": list(able.tools),
-             "scores": able.scores}
+             "scores": able.scores, "compares": able.compares}
         )  # fmt: skip
         stage, tasks = Stage(form, what), set[asyncio.Task[None]]()
 
@@ -191,10 +191,10 @@ class Stage:
         began = time.monotonic()
         out: dict[str, Any] = {
             "type": "answered", "number": ask.number, "reply": None, "replayed": None, "state": None,
-            "seconds": 0.0, "failure": None,
+            "seconds": 0.0, "failure": None, "members": [],
         }  # fmt: skip
         try:
-            await self._play(ask, out)
+            await (self._compare if ask.question.members else self._play)(ask, out)
         except CallTimeout:
             out["failure"] = f"timeout: no answer within {self.what.timeout:g} s"
         except WrongReply as error:
@@ -238,6 +238,17 @@ class Stage:
             out["reply"] = _plain(opening)
         if not question.end and not (out["reply"] or {}).get("done"):
             out["state"] = await episode.state()
+
+    async def _compare(self, ask: Ask, out: dict[str, Any]) -> None:
+        """Score episodes of a group that ended. One that is not held here has to be played again first."""
+        keys, compare = ask.question.members, self.form.compare
+        assert compare is not None, "only an environment that compares is asked to"
+        if not all(key in self.episodes for key in keys):
+            out["failure"] = NOT_HELD
+            return
+        environments = [self.episodes[key].environment for key in keys]
+        replies = await within(compare(environments), self.what.timeout)
+        out["members"] = [_plain(checked(reply, self.form.abilities.role)) for reply in replies]
 
     async def _step(self, episode: Episode, spoken: Any) -> Said:
         try:

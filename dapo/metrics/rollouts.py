@@ -158,7 +158,10 @@ def environment_metrics() -> Iterator[Metric]:
     )
     yield Metric("environment/timeouts", COUNT, "Calls of environments that took longer than their limit.", "lower")
     yield Metric(
-        "environment/not_repeatable", COUNT, "Episodes that went otherwise when they were played again.", "lower"
+        "environment/not_repeatable",
+        COUNT,
+        "Episodes that went otherwise when they were played again, and began anew.",
+        "lower",
     )
     yield Metric(
         "environment/waited", SECONDS, "Seconds that the driver waited for replies in this step.", "lower", clock=True

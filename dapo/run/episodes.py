@@ -33,7 +33,7 @@ from dapo.types.environment import Abilities, Players
 
 REPEATS = (
     "environment: an agent asks as it likes, so this run repeats itself only if the agent does, with equal requests "
-    "after equal turns. A resume plays unfinished episodes again; one that asks otherwise is left unscored"
+    "after equal turns. A resume plays unfinished episodes again; one that asks otherwise starts anew"
 )
 
 
@@ -141,6 +141,8 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         if pool.abilities.opens and settings.kind != "agent":
             speech.opening(())
         data, notes = recipe.data, [REPEATS] if settings.kind == "agent" else list[str]()
+        if pool.abilities.compares:
+            notes += _compared(recipe)
         if own_data is not None:
             data = _with_own_data(data, data_files(own_data))
         if tools and chat and shows_tools(recipe.data, tokenizer):
@@ -183,6 +185,17 @@ def _check_scores(recipe: Recipe, able: Abilities) -> None:
             f"rewards.{read[0]}: the environment's class has no get_reward(), so it scores nothing. Give it one, or "
             "name rewards that judge the model's text (math, exact, function, ...)"
         )
+
+
+def _compared(recipe: Recipe) -> list[str]:
+    """Return what a person should know of scores that depend on the size of a group."""
+    trained, held_out = recipe.rollout.group_size, recipe.validation.samples
+    if not recipe.data.validation or held_out == trained:
+        return []
+    return [
+        f"environment: the rubric compares the responses of a group: {trained} in training, and in an evaluation the "
+        f"{held_out} of a problem (validation.samples), so held-out scores are those of another comparison"
+    ]
 
 
 def longest_conversation(recipe: Recipe) -> int:

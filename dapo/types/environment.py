@@ -135,6 +135,8 @@ class Question:
     turn: Spoken | None = None  # the turn to answer; None: begin, or end
     end: Ended | None = None  # the limit that ended the episode
     state: str | None = None  # JSON of the environment after ``past``
+    members: tuple[Key, ...] = ()
+    """Score these episodes, which ended, together. They are all of a group that ended; ``key`` is the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,11 @@ class Answer:
     state: str | None = None
     seconds: float = 0.0
     failure: str | None = None  # "exception: ...", "timeout: ...", "crash: ...", "reply: ..."
+    members: tuple[Said, ...] = ()  # scores of ``Question.members``, in their order
+
+
+NOT_HELD = "crash: a process that held episodes of the group was lost"
+"""Failure of a question about a group whose episodes are not all in the process that was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,7 @@ class Abilities:
     role: str  # in which it answers unless it names another
     tools: tuple[dict[str, Any], ...] = ()  # their JSON schemas
     scores: bool = True  # it rewards or scores its episodes
+    compares: bool = False  # it scores the episodes of a group together; each one stays in its process until then
 
 
 class Players(Protocol):
@@ -185,7 +193,10 @@ class Players(Protocol):
     abilities: Abilities
 
     def ask(self, question: Question) -> None:
-        """Queue a question. An episode has one at a time."""
+        """Queue a question. An episode has one at a time.
+
+        Where an environment compares, the episodes of a group share a process, which keeps them until ``drop``.
+        """
 
     def poll(self, timeout: float | None = None) -> list[Answer]:
         """Return answers. timeout 0: those that are there; None: wait until there is one, unless nothing was asked."""

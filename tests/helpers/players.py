@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +16,11 @@ from dapo.types.environment import Answer
 class HerePlayers:
     """Keeps ``dapo.types.environment.Players``; an answer is there after ``delay`` polls that do not wait."""
 
-    def __init__(self, found, *, tools=(), reader=None, delay=0, tell=False, timeout=30.0, **args):
+    def __init__(self, found, *, tools=(), reader=None, delay=0, tell=False, timeout=30.0, compare=None, **args):
         self.form = form_of(found, args, tools, reader)
+        if compare is not None:
+            self.form.compare = compare
+            self.form.abilities = replace(self.form.abilities, compares=True)
         self.abilities = self.form.abilities
         self.stage = Stage(self.form, Load("", {}, (), "none", timeout, 8, tell))
         self.delay, self.waiting, self.asked, self.replayed = delay, [], [], 0
@@ -37,13 +41,15 @@ class HerePlayers:
 
     def _answer(self, question):
         key = question.key
-        fresh = self.answered.get(key) != len(question.past)
+        fresh = self.answered.get(key) != len(question.past) and not question.members
         if fresh:
             self.replayed += len(question.past)
         out = asyncio.run(self.stage.answer(Ask(0, question, fresh)))
-        if out["failure"] or question.end or (out["reply"] or {}).get("done"):
+        ended = question.end or (out["reply"] or {}).get("done")
+        if out["failure"] or (ended and not self.abilities.compares):
             asyncio.run(self.stage.drop(key))
-        self.answered[key] = len(question.past) + (question.turn is not None)
+        if not question.members:
+            self.answered[key] = len(question.past) + (question.turn is not None)
         replayed = out["replayed"]
         return Answer(
             key,
@@ -52,7 +58,13 @@ class HerePlayers:
             out["state"],
             out["seconds"],
             out["failure"],
+            tuple(map(_said, out["members"])),
         )
+
+    def lose(self):
+        """Forget all episodes, as if their process had ended."""
+        self.stage.episodes.clear()
+        self.answered.clear()
 
     def drop(self, key):
         self.waiting = [entry for entry in self.waiting if entry[1].key != key]

@@ -38,6 +38,11 @@ def first_try(completion, answer):
     return float(said(completion[0]) == answer)
 
 
+def fewest_turns(completions) -> list[float]:
+    turns = [sum(message.role == "assistant" for message in completion) for completion in completions]
+    return [float(count == min(turns)) for count in turns]
+
+
 class FarSums(vf.MultiTurnEnv):
     async def env_response(self, messages, state, **kwargs):
         return [{"role": "user", "content": f"{int(state['answer']) - int(said(messages[-1])):+d}"}]
@@ -50,7 +55,8 @@ class FarSums(vf.MultiTurnEnv):
         return number == state["answer"] or not number.isdecimal() or abs(int(state["answer"]) - int(number)) > 9
 
 
-def load_environment(size=4000, held_out=64):
-    rubric = vf.Rubric(funcs=[right])
+def load_environment(size=4000, held_out=64, compared=False):
+    """With ``compared`` half of the reward is for those of a group that needed the fewest turns."""
+    rubric = vf.Rubric(funcs=[right, fewest_turns], weights=[0.5, 0.5]) if compared else vf.Rubric(funcs=[right])
     rubric.add_metric(first_try)
     return FarSums(dataset=rows(size, 1), eval_dataset=rows(held_out, 2), rubric=rubric, max_turns=2)

@@ -42,7 +42,11 @@ def truncated(state):
 
 
 def compared(completions, **kwargs) -> list[float]:
-    return [1.0] * len(completions)
+    raise KeyError(len(completions))
+
+
+def too_few(states) -> list[float]:
+    return [1.0]
 
 
 def add(a: int, b: int) -> int:
@@ -59,6 +63,9 @@ def load_environment(kind="raises"):
     data = far_sums.rows(20, 1)
     if kind == "tools":
         return vf.ToolEnv(tools=[add], dataset=data, rubric=vf.Rubric(funcs=[far_sums.right]), max_turns=3)
-    funcs = {"breaks": [breaks], "truncated": [truncated], "compared": [compared]}.get(kind, [far_sums.right])
+    if kind == "mixture":
+        return vf.EnvGroup([far_sums.load_environment(20), far_sums.load_environment(20, compared=True)])
+    known = {"breaks": [breaks], "truncated": [truncated], "compared": [compared], "too_few": [too_few]}
+    funcs = known.get(kind, [far_sums.right])
     made = {"rewrites": Rewrites, "changes": Changes, "twice": AsksTwice}.get(kind, Raises)
     return made(dataset=data, rubric=vf.Rubric(funcs=funcs), max_turns=2)

@@ -3,11 +3,17 @@
 A turn of the model that ended becomes a question to the environment. Its answer takes effect ``lag`` engine steps
 later and is waited for then, so that the speed of a tool decides nothing. The answer becomes the prefix of a further
 request with the same key and seed, or ends the episode. The recorded tokens are all of an episode's state: after a
-resume its turns are played again, and the replies must be the recorded ones.
+resume its turns are played again, and the replies must be the recorded ones. Where they are not, the episode starts
+anew.
+
+Where an environment compares the episodes of a group, one that ended is held until all of its group have ended. A
+question about all of them then gives each its scores. Held, an episode is what it was before its last answer: taken
+back, it is asked about its last turn again.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,15 +40,16 @@ from dapo.types.batch import (
     Turn,
 )
 from dapo.types.enums import FinishReason
-from dapo.types.environment import Answer, Ended, Players, Question, Said, Speech, Spoken
+from dapo.types.environment import NOT_HELD, Answer, Ended, Players, Question, Said, Speech, Spoken
 from dapo.types.evidence import ENVIRONMENT
 from dapo.types.extra import padded_extra
 from dapo.types.seeds import ENVIRONMENT as SEEDS
 from dapo.types.seeds import TURNS, derive_seed
 
-NOT_REPEATABLE = "not repeatable"
-MOST_NOT_REPEATABLE = 8
-"""Episodes that did not repeat, at least half of those compared, after which a run stops."""
+log = logging.getLogger(__name__)
+
+MOST_LOSSES = 2
+"""Times that a group's episodes are played again because their process was lost before they were scored."""
 PATIENCE = 0.05
 """Seconds that a run whose order a clock decides waits for an answer when its engine has nothing to do."""
 
@@ -73,6 +80,9 @@ class _Episode:
     lines: list[RowOfTurns] = field(default_factory=list)  # its rows so far, where turns have prompts of their own
     due: int | None = None  # engine step at which the answer takes effect; None: the episode is taken back
     ended: str = ""  # by which limit, while its scores are asked for
+    last: tuple[Question, Answer] | None = None  # that ended it, while its group is not scored
+    held: bool = False  # it ended, and others of its group have not
+    losses: int = 0  # of the process that held it when its group was to be scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +120,7 @@ class Episodes:
     Attributes:
         phases: waiting for a reply is the phase ``environment``.
         waited: seconds spent waiting for replies.
-        not_repeatable: episodes whose environment answered otherwise when it was played again.
+        not_repeatable: episodes whose environment answered otherwise when it was played again: they started anew.
         given: tokens of training that the model was given to read: a group's prompt once, and each reply.
     """
 
@@ -133,12 +143,18 @@ class Episodes:
         self._version = 0  # of the weights when answers take effect
         self.phases = Phases()
         self.waited = 0.0
-        self.not_repeatable = self._compared = self.given = 0
+        self.not_repeatable = self.given = 0
 
     @property
     def waiting(self) -> int:
         """Count the episodes whose next event is the environment's."""
         return sum(episode.due is not None for episode in self._episodes.values()) + len(self._over)
+
+    def held(self, lane: Lane | None = None) -> list[Key]:
+        """Return the episodes that wait for others of their group, of one lane or of all."""
+        if not self.players.abilities.compares:
+            return []
+        return [key for key, episode in self._episodes.items() if episode.held and lane in (None, key.lane)]
 
     # ------------------------------------------------------------------ turns
 
@@ -158,6 +174,8 @@ class Episodes:
             self.given += len(request.prompt_ids)
         if known.question is not None:  # it was asked before the episode was taken back
             known.due = tick + self.lag
+        elif known.last is not None:
+            known.held = True
         elif known.partial.turns and known.partial.turns[-1].who == MODEL:
             last = known.partial.turns[-1]
             known.finish = self._finish(known, known.partial.token_ids[last.first : last.stop])
@@ -193,7 +211,7 @@ class Episodes:
         return whole
 
     def recall(self, lane: Lane) -> tuple[list[tuple[Key, Partial]], list[Over]]:
-        """Take back the episodes of a lane that wait for their environment, and those that ended with no further word.
+        """Take back the episodes of a lane that wait for environment or group, and those that ended without a word.
 
         What the environment was asked stays asked: ``begin`` goes on with it.
         """
@@ -201,9 +219,10 @@ class Episodes:
         self._over = [each for each in self._over if each.key.lane != lane]
         taken = []
         for key in sorted(self._episodes):
-            if key.lane == lane and self._episodes[key].due is not None:
-                self._episodes[key].due = None
-                taken.append((key, self._episodes[key].partial))
+            episode = self._episodes[key]
+            if key.lane == lane and (episode.due is not None or episode.held):
+                episode.due, episode.held = None, False
+                taken.append((key, episode.partial))
         return taken, over
 
     def forget(self, keys: Iterable[Key]) -> None:
@@ -241,13 +260,17 @@ class Episodes:
                 continue
             while episode.answer is None:
                 self._arrived(None)
+            if episode.question is not None and episode.question.members:
+                over += self._scored(episode, episode.question, episode.answer, tick)
+                continue
             found = self._take(episode, episode.answer, tick)
             if isinstance(found, SampleRequest):
                 requests.append(found)
                 if key.lane == "train":
-                    self.given += _read_for(episode, found)
+                    self.given += _read_for(self._episodes[key], found)
             elif found is not None:
                 over.append(found)
+        self._ask_groups(tick)
         return requests, over
 
     def counters(self) -> Metrics:
@@ -333,14 +356,23 @@ class Episodes:
         self.players.ask(question)
 
     def _take(self, episode: _Episode, answer: Answer, tick: int) -> SampleRequest | Over | None:
-        """Let an answer take effect; None: there is a further question."""
+        """Let an answer take effect; None: there is a further question, or the episode waits for its group."""
         question = episode.question
         assert question is not None, "an answer has a question"
         episode.question = episode.answer = episode.due = None
         if answer.replayed is not None and (differs := self._differs(episode, answer.replayed)):
-            return self._failed(episode, differs)
+            return self._anew(episode, differs, tick)
         if answer.failure is not None:
             return self._failed(episode, answer.failure)
+        if self.players.abilities.compares and (question.end is not None or (answer.reply or Said()).done):
+            episode.last, episode.held = (question, answer), True
+            return None
+        return self._in_effect(episode, question, answer, tick)
+
+    def _in_effect(
+        self, episode: _Episode, question: Question, answer: Answer, tick: int
+    ) -> SampleRequest | Over | None:
+        """End an episode at a limit, or go on with the reply."""
         if question.end is not None:
             last = answer.reply or Said()
             self._credit(episode, last)
@@ -522,6 +554,49 @@ class Episodes:
             )
         return self.speech.written([*prompt.chat["messages"], *said], prompt.chat.get("tools", ()))
 
+    # ------------------------------------------------------------------ groups that are scored together
+
+    def _ask_groups(self, tick: int) -> None:
+        """Ask for the scores of the groups all of whose episodes ended; those that failed are in none.
+
+        In an evaluation the sampled responses of a problem are a group, and the greedy one is a group of its own.
+        """
+        groups: dict[tuple[Lane, int, bool], list[_Episode]] = {}
+        for key in sorted(self._episodes) if self.held() else ():
+            episode = self._episodes[key]
+            greedy = episode.request.sampling.temperature == 0.0
+            groups.setdefault((key.lane, key.group, greedy), []).append(episode)
+        for members in groups.values():
+            if all(member.held for member in members):
+                first, keys = members[0], tuple(member.request.key for member in members)
+                first.held = False
+                self._put(first, Question(keys[0], first.prompt, self._seed(first), members=keys), tick)
+
+    def _scored(self, first: _Episode, question: Question, answer: Answer, tick: int) -> list[Over]:
+        """End the episodes of a group with their scores; where a process was lost, ask about their last turns again."""
+        first.question = first.answer = first.due = None
+        members = [self._episodes[key] for key in question.members]
+        lost = answer.failure == NOT_HELD and first.losses < MOST_LOSSES
+        failure, over = answer.failure, list[Over]()
+        if failure is None and len(answer.members) != len(members):
+            failure = f"reply: scores of {len(answer.members)} episodes, expected {len(members)}"
+        for number, member in enumerate(members):
+            assert member.last is not None, "it ended"
+            (asked, last), member.last, member.held = member.last, None, False
+            if lost:
+                member.losses += 1
+                self._put(member, asked, tick)
+                continue
+            if failure is not None:
+                over.append(self._failed(member, failure))
+                continue
+            own = answer.members[number]
+            reply = replace(last.reply or Said(), reward=own.reward, scores=own.scores, facts=own.facts)
+            ended = self._in_effect(member, asked, replace(last, reply=reply), tick)
+            assert isinstance(ended, Over), "an answer that ended it"
+            over.append(ended)
+        return over
+
     # ------------------------------------------------------------------ an agent's requests
 
     def _converse(self, episode: _Episode, asked: Mapping[str, Any], *, most: int) -> bool:
@@ -604,8 +679,7 @@ class Episodes:
 
     def _failed(self, episode: _Episode, failure: str) -> Over:
         key = episode.request.key
-        repeats = not failure.startswith(NOT_REPEATABLE)
-        if self.limits.ends_on_error and repeats:
+        if self.limits.ends_on_error:
             return self._close(episode, FinishReason.STOP, "error", {})
         over = self._close(episode, FinishReason.FAILED, "error", {})
         return Over(key, over.completion, f"{ENVIRONMENT}{failure}")
@@ -650,6 +724,20 @@ class Episodes:
         )
         return Over(key, made)
 
+    def _anew(self, episode: _Episode, differs: str, tick: int) -> SampleRequest | None:
+        """Begin an episode again whose recorded turns cannot be had back; None: the environment comes first."""
+        key, tokens = episode.request.key, episode.partial.model_tokens
+        self.not_repeatable += 1
+        if self.not_repeatable == 1:
+            log.warning(
+                "Response %d of group %d starts anew, and %d tokens are lost: %s. The environment or agent depends on "
+                "something beside the prompt, its seed and the turns. A class with state() and restore() is not played "
+                "again. Further ones are only counted (environment/not_repeatable in metrics.jsonl).",
+                *(key.sample, key.group, tokens, differs),
+            )
+        self.forget([key])
+        return self.begin(replace(episode.request, prefix=None), episode.prompt, tick)
+
     def _differs(self, episode: _Episode, replayed: Sequence[Said | None]) -> str | None:
         """Return how replies that were played again differ from the recorded tokens; None: they do not."""
         turns, ids = episode.partial.turns, episode.partial.token_ids
@@ -660,7 +748,6 @@ class Episodes:
         places = [(number, turn) for number, turn in enumerate(turns) if turn.who != MODEL]
         if (turns and turns[0].who != MODEL) or opening.messages:
             said.insert(0, opening)
-        self._compared += 1
         for (number, turn), reply in zip(places, said, strict=False):
             again: IdArray
             before = cut(replace(episode.partial, turns=turns[:number]), turn.first)
@@ -670,25 +757,16 @@ class Episodes:
             except ValueError:
                 again = ids[:0]
             if reply.done or not np.array_equal(again, ids[turn.first : turn.stop]):
-                self.not_repeatable += 1
-                if self.not_repeatable >= MOST_NOT_REPEATABLE and 2 * self.not_repeatable >= self._compared:
-                    raise EpisodeError(
-                        f"{self.not_repeatable} of {self._compared} episodes that were played again went otherwise: "
-                        "the environment depends on something beside the prompt, its seed and the turns. Give it "
-                        "state() and restore(), which are saved, or make it repeat itself"
-                    )
-                return f"{NOT_REPEATABLE}: turn {number} was answered otherwise when it was played again"
+                return f"turn {number} was answered otherwise when it was played again"
         return None
 
     def _asks_otherwise(self, turns: Sequence[Turn], replayed: Sequence[Said | None]) -> str | None:
         """Return which request of an agent that was played again differs from the recorded one; None: none does."""
         recorded = [turn.asked for turn in turns if turn.asked is not None]
         again = [None if said is None else said.conversation for said in replayed]
-        self._compared += 1
         for number, (ours, theirs) in enumerate(zip(recorded, again, strict=False)):
             if ours != theirs:
-                self.not_repeatable += 1
-                return f"{NOT_REPEATABLE}: the agent's request {number} was another one when it was played again"
+                return f"the agent's request {number} was another one when it was played again"
         return None
 
     # ------------------------------------------------------------------ reading

@@ -197,10 +197,14 @@ class Rollouts:
 
     def _take_answers(self, patience: float | None) -> bool:
         """Let the replies that are due take effect; return whether there were any."""
-        if self.episodes is None or not self.episodes.waiting:
+        if self.episodes is None:
             return False
-        idle = sum(self._under_way.values()) == self.episodes.waiting
+        waiting, held = self.episodes.waiting, len(self.episodes.held())
+        if not waiting and not held:
+            return False
+        idle = sum(self._under_way.values()) == waiting + held
         requests, over = self.episodes.due(self.engine.clock, self.engine.version, idle=idle, patience=patience)
+        self._let_go(self.episodes.held())
         self._hand_over([self._where_kept(request) for request in requests])
         self._let_go(each.key for each in over)
         for each in over:
@@ -243,8 +247,8 @@ class Rollouts:
         return sorted([*whole, *played], key=lambda each: (each.tick, each.key)) if played else whole
 
     def under_way(self, lane: Lane) -> int:
-        """Count the responses of a lane that the engine has and that have not ended."""
-        return self._under_way[lane]
+        """Count the responses of a lane that have not ended; episodes that wait for others of their group have."""
+        return self._under_way[lane] - (0 if self.episodes is None else len(self.episodes.held(lane)))
 
     def lost(self, lane: Lane) -> list[Key]:
         """Return the responses of a lane that the engine had and that never came back, each once."""

@@ -8,6 +8,7 @@ from collections import Counter
 from dapo.observe.text import clean, number, percent, shorten
 from dapo.observe.view import CUT_OFF
 from dapo.report.rules.facts import Facts, Finding, Rule
+from dapo.words import counted
 
 LONGER, SHORTER, BETTER = 1.5, 0.6, 0.02
 """Times the first mean length; gain in training accuracy that makes it welcome."""
@@ -97,6 +98,29 @@ def engine_failures(facts: Facts) -> Finding | None:
         where[0],
         where[-1],
         ["sampling/failed", "reward/unscored"],
+    )
+
+
+def not_repeatable(facts: Facts) -> Finding | None:
+    """Over the whole run: episodes that went otherwise when they were played again. A note where an agent may."""
+    key = "environment/not_repeatable"
+    anew = facts.total(key)
+    if anew > 0:
+        where = facts.where(key, bool)
+        return Finding(
+            "warn",
+            "The environment does not repeat itself",
+            f"{counted(anew, 'episode')} went otherwise when played again after a resume or a lost process, and began "
+            "anew: the tokens that they had are lost.",
+            *(where[0], where[-1], [key]),
+        )
+    if facts.setting("environment.kind") != "agent" or not facts.rows:
+        return None
+    return Finding(
+        "note",
+        "The run repeats itself only if its agent does",
+        "An agent asks as it likes. So far none asked otherwise when it was played again.",
+        *(facts.first_step, facts.last_step, [key]),
     )
 
 
@@ -258,6 +282,14 @@ RULES = (
         "Its tokens are paid for and lost, and its group is smaller.",
         "RUN/log.txt and the server's own log name the cause; docs/engines.md lists the usual ones.",
         engine_failures,
+    ),
+    Rule(
+        "not_repeatable",
+        "any episode that went otherwise when it was played again (a note where environment.kind is agent)",
+        "Such a run is another one after each stop, and long episodes are lost more often than short ones.",
+        "Let the environment or agent depend on the prompt, its seed and the turns alone: no clock, no random "
+        "numbers of its own. A class may have state() and restore() (docs/environments.md).",
+        not_repeatable,
     ),
     Rule(
         "length_drift",

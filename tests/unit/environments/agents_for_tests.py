@@ -194,6 +194,12 @@ def sleeps(prompt, *, base_url, api_key):
     time.sleep(3600)
 
 
+def overruns(prompt, *, base_url, api_key):
+    """Asks until it is refused, and does not end then."""
+    goes_on(prompt, base_url=base_url, api_key=api_key)
+    time.sleep(3600)
+
+
 def never_asks(prompt, *, base_url, api_key):
     return 1.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -146,6 +148,11 @@ def test_a_limit_of_turns_refuses_what_comes_and_takes_the_last_score(mailbox):
         assert sum(turn.who == MODEL for turn in response.completion.turns) == 3
 
 
+def test_last_words_that_do_not_come_end_an_episode_at_its_limit_also_where_calls_have_less_time_than_these(mailbox):
+    for response in drain(mailbox("overruns", max_turns=1, timeout=3.0), requests(4, limit=200)).values():
+        assert (response.completion.ended, response.completion.scores, response.reason) == ("turns", {}, None)
+
+
 @pytest.mark.parametrize(
     ("agent", "reason"),
     [
@@ -169,6 +176,7 @@ def test_an_agent_that_fails_costs_one_response(mailbox, agent, reason):
         ("print(json.dumps({'accuracy': 0.5}))", {"accuracy": 0.5}, None),
         ("print('good')", {}, "exception: AgentFailed: the last line of"),
         ("sys.exit('no luck')", {}, "exception: AgentFailed:"),
+        ("print('y' * 1_000_000); print(1)", {"accuracy": 1.0}, None),
     ],
 )
 def test_a_program_plays_too(mailbox, tmp_path, more, scores, reason):
@@ -177,6 +185,27 @@ def test_a_program_plays_too(mailbox, tmp_path, more, scores, reason):
     for response in found.values():
         assert response.completion.scores == scores
         assert (response.reason is None) if reason is None else response.reason.startswith(f"environment: {reason}")
+
+
+@pytest.mark.parametrize(("where", "name"), [("stdout", "output"), ("stderr", "errors")])
+def test_a_program_that_floods_is_ended(mailbox, tmp_path, where, name):
+    flood = f"open({str(tmp_path)!r} + '/' + str(os.getpid()), 'w')\nwhile True: print('y' * 999, file=sys.{where})"
+    (tmp_path / "agent.py").write_text(PROGRAM + flood)
+    found = drain(mailbox((sys.executable, str(tmp_path / "agent.py"))), requests(2, limit=200))
+    for response in found.values():
+        assert f"wrote more than 1,048,576 bytes to its {name} and was ended" in response.reason
+    began = [int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()]
+    assert len(began) == 2
+    assert all(map(has_ended, began))
+
+
+def has_ended(process):
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    with open(handle):
+        return bool(select.select([handle], [], [], 60.0)[0])
 
 
 def test_an_agent_bounds_its_turns_within_those_of_the_recipe(mailbox):
@@ -209,15 +238,18 @@ def begun_turns(request):
     return 1 + sum(turn.who == MODEL for turn in (() if request.prefix is None else request.prefix.turns))
 
 
-def test_an_agent_that_asks_otherwise_when_it_is_played_again_is_left_unscored(mailbox):
+def test_an_agent_that_asks_otherwise_when_it_is_played_again_starts_anew(mailbox, caplog):
     first = mailbox("moody")
     first.submit(requests(4, limit=200), lambda key: PROMPT)
     while not any(len(one.partial.turns) > 2 for one in first.episodes._episodes.values()):
         first.pump(0.0)
     parts = {one.key.group: one.partial() for one in first.recall("train")}
     left = {n: part if len(part) else None for n, part in parts.items()}
-    reasons = [one.reason or "" for one in drain(mailbox("moody"), requests(4, limit=200, prefixes=left)).values()]
-    assert any(reason.startswith("environment: not repeatable: the agent's request") for reason in reasons)
+    again = mailbox("moody")
+    found = drain(again, requests(4, limit=200, prefixes=left))
+    assert {one.completion.ended for one in found.values()} == {"done"}
+    assert again.episodes.not_repeatable > 0
+    assert "the agent's request 0 was another one when it was played again" in caplog.text
 
 
 def content(response):

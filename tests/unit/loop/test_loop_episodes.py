@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -206,25 +205,26 @@ def test_a_state_is_restored_and_nothing_is_played_again():
     assert all(turn.state is None for one in rest.values() for turn in one.completion.turns)
 
 
-def test_an_environment_that_does_not_repeat_itself_costs_the_response_and_then_the_run():
-    def moody(prompt, rng):
-        while True:
-            yield f"w{random.randrange(3, 30)} w{random.randrange(3, 30)} w{random.randrange(3, 30)}"
+def test_an_episode_that_is_answered_otherwise_when_it_is_played_again_starts_anew(caplog):
+    """It becomes what it had been without a stop, by the environment as it is now."""
 
-    first = mailbox(HerePlayers(moody))
-    first.submit(requests(), lambda key: PROMPT)
+    def otherwise(prompt, rng):
+        return (yield from echo(prompt, rng, most=3 + rng.randrange(2)))
+
+    first = mailbox(HerePlayers(otherwise))
+    first.submit(requests(limit=400), lambda key: PROMPT)
     for _ in range(40):
         first.pump(0.0)
-    parts = {one.key.group: one.partial() for one in first.recall("train")}
+    found = {one.key.group: one for one in first.recall("train")}
+    parts = {n: one.partial() for n, one in found.items() if one.completion.finish is FinishReason.ABORTED}
     parts = {n: part for n, part in parts.items() if part.turns}
-    again = mailbox(HerePlayers(moody))
-    asked = [one for one in requests(prefixes=parts) if one.key.group in parts]
-    found = drain(again, asked)
-    assert {one.completion.finish for one in found.values()} == {FinishReason.FAILED}
-    assert {one.reason.split(":")[1] for one in found.values()} == {" not repeatable"}
-    assert drain(again, asked[:1])[asked[0].key.group].reason
-    with pytest.raises(EpisodeError, match="state\\(\\) and restore"):
-        drain(again, asked)
+    again = mailbox(HerePlayers(echo))
+    rest = drain(again, [one for one in requests(limit=400, prefixes=parts) if one.key.group in parts])
+    whole = drain(mailbox(HerePlayers(echo)), requests(limit=400))
+    assert {n: content(one) for n, one in rest.items()} == {n: content(whole[n]) for n in rest}
+    assert 2 < again.episodes.not_repeatable <= len(parts)
+    (told,) = [record.getMessage() for record in caplog.records if "starts anew" in record.getMessage()]
+    assert "turn 0 was answered otherwise when it was played again" in told
 
 
 def test_the_limit_of_turns_is_scored_or_truncates():

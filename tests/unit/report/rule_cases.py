@@ -209,6 +209,13 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
     ),
     ("engine_failures", {"sampling__failed": at({9}, 1, 0)}, "warn", {"sampling__failed": 0}, ()),
     (
+        "not_repeatable",
+        {"environment__not_repeatable": at({9}, 2, 0)},
+        "warn",
+        {"environment__not_repeatable": 0},
+        (),
+    ),
+    (
         "length_drift",
         {"response__length_mean": late(15.1, 10), "reward__accuracy": 0.5},
         "warn",

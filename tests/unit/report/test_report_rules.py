@@ -54,6 +54,17 @@ def test_passes_over_the_training_problems_are_counted_from_the_run_s_prompts(tm
     assert advice_of(run_of(rows(60), folder=folder)) == []
 
 
+def test_a_run_of_an_agent_has_a_note_that_it_may_not_repeat_itself():
+    agent = (
+        "environment.kind=agent",
+        "environment.run=my_agent:solve",
+        "rewards=[{name: accuracy, kind: environment}]",
+    )
+    (advice,) = advice_of(run_of(rows(environment__not_repeatable=0), *agent))
+    assert (advice["rule"], advice["severity"]) == ("not_repeatable", "note")
+    assert found(rows(environment__not_repeatable=at({9}, 1, 0)), *agent) == {"not_repeatable": "warn"}
+
+
 def test_small_held_out_sets_are_named():
     sizes = {"validation__problems": 107, "validation__a/problems": 7, "validation__b/problems": 100}
     (advice,) = advice_of(run_of(rows(**sizes)))
