@@ -192,7 +192,7 @@ def test_an_episode_that_its_process_does_not_hold_is_named_and_scored_once_it_w
 def test_a_comparison_that_raises_scores_nothing_and_its_worker_goes_on(started, kind, reason):
     """The library logs it, and counts 0."""
     pool = started("odd_cases", kind=kind)
-    answers(pool, asked(0, "=13"), asked(0, "=12", end="turns", sample=1))
+    answers(pool, asked(0, "=12", answer="12"), asked(0, "=11", end="turns", answer="12", sample=1))
     (failed,) = answers(pool, group(0, 0, 1))
     assert reason in failed.failure
     assert said(answers(pool, asked(1, "=10", answer="12"))[0]) == [("user", "+2")]

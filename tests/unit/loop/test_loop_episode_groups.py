@@ -238,3 +238,7 @@ def test_the_greedy_response_of_an_evaluation_is_compared_with_no_other():
         subject.pump()
     sizes = sorted(len(question.members) for question in players.asked if question.members)
     assert sizes == [1] * GROUPS + [SIZE - 1] * GROUPS
+
+
+def test_an_engine_that_has_nothing_to_do_does_not_wait_for_the_lag():
+    assert len(drain(mailbox(HerePlayers(Counts, compare=rank), lag=10**6), requests())) == GROUPS * SIZE
