@@ -25,7 +25,8 @@ from dapo.environments.verified import KIND, data_files
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
 from dapo.hooks import given, is_object, load
-from dapo.loop.sampling.episodes import Episodes, Limits
+from dapo.loop.sampling.episode import Limits
+from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.texts import Texts
 from dapo.processes.transport import Transport
 from dapo.sandbox.kinds import SandboxSettings, try_sandbox

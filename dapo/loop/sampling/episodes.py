@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from dapo.errors import EpisodeError, RecipeError
-from dapo.loop.sampling.texts import Texts, cut, cut_text, joined
-from dapo.loop.sampling.turn_rows import RowOfTurns, before, mask_of, plain_message, present, rows_of_requests
+from dapo.errors import EpisodeError
+from dapo.loop.sampling.dialogue import Dialogue
+from dapo.loop.sampling.episode import Episode, Limits, Over
+from dapo.loop.sampling.texts import Texts, cut, joined
+from dapo.loop.sampling.turn_rows import RowOfTurns, mask_of, present, rows_of_requests
 from dapo.metrics.phases import Phases
 from dapo.types.batch import (
     MODEL,
     Completion,
-    IdArray,
-    IntArray,
     Key,
     Lane,
     Metrics,
@@ -42,7 +41,6 @@ from dapo.types.batch import (
 from dapo.types.enums import FinishReason
 from dapo.types.environment import NOT_HELD, Answer, Ended, Players, Question, Said, Speech, Spoken
 from dapo.types.evidence import ENVIRONMENT
-from dapo.types.extra import padded_extra
 from dapo.types.seeds import ENVIRONMENT as SEEDS
 from dapo.types.seeds import TURNS, derive_seed
 
@@ -54,47 +52,7 @@ PATIENCE = 0.05
 """Seconds that a run whose order a clock decides waits for an answer when its engine has nothing to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Say what bounds an episode, and what happens then."""
-
-    max_turns: int  # of the model
-    max_turn_tokens: int | None = None  # None: what is left of the episode
-    max_reply_tokens: int = 512  # contents of a reply
-    truncates_turns: bool = False  # the limit of turns counts as truncation
-    truncates_tokens: bool = False  # a turn that meets its token limit ends the episode
-    refuses_long_replies: bool = False  # a long reply is an error; else its middle is cut
-    most_tokens: int | None = None  # of a turn and all before it; None: of the episode's prompt and tokens
-    ends_on_error: bool = False  # an environment that fails ends its episode; else the response is unscored
-
-
-@dataclass(slots=True)
-class _Episode:
-    request: SampleRequest  # as asked for, with the limit of the whole response
-    prompt: Prompt
-    partial: Partial  # up to the last turn that ended
-    spoken: list[Spoken] = field(default_factory=list)  # turns of the model in it
-    finish: FinishReason = FinishReason.STOP  # of the last of them
-    question: Question | None = None  # asked, and its answer not in effect
-    answer: Answer | None = None
-    lines: list[RowOfTurns] = field(default_factory=list)  # its rows so far, where turns have prompts of their own
-    due: int | None = None  # engine step at which the answer takes effect; None: the episode is taken back
-    ended: str = ""  # by which limit, while its scores are asked for
-    last: tuple[Question, Answer] | None = None  # that ended it, while its group is not scored
-    held: bool = False  # it ended, and others of its group have not
-    losses: int = 0  # of the process that held it when its group was to be scored
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """An episode that ended."""
-
-    key: Key
-    completion: Completion
-    reason: str | None = None  # with ``FAILED``
-
-
-def _read_for(episode: _Episode, request: SampleRequest) -> int:
+def _read_for(episode: Episode, request: SampleRequest) -> int:
     """Count the tokens that the model reads for a further turn: the reply, or the prompt of a row that begins."""
     turns = episode.partial.turns
     if not turns or turns[-1].who == MODEL:
@@ -135,10 +93,11 @@ class Episodes:
         read_scores: Iterable[str] = (),
         waits: bool = True,
     ) -> None:
-        self.players, self.speech, self.texts, self.limits = players, speech, texts, limits
+        self.players, self.limits, self.texts = players, limits, texts
+        self.dialogue = Dialogue(speech, texts, limits, players.abilities)
         self.lag, self.waits = lag, waits
         self._read_scores = frozenset(read_scores)
-        self._episodes: dict[Key, _Episode] = {}
+        self._episodes: dict[Key, Episode] = {}
         self._over: list[Over] = []  # that ended without a further word of their environment
         self._version = 0  # of the weights when answers take effect
         self.phases = Phases()
@@ -166,8 +125,8 @@ class Episodes:
             self.forget([key])
             none = np.empty(0)
             empty = Partial(none.astype(np.int64), none.astype(np.float32), none.astype(np.int32))
-            known = self._episodes[key] = _Episode(request, prompt, empty if prefix is None else prefix)
-            known.spoken = self._spoken(known)
+            known = self._episodes[key] = Episode(request, prompt, empty if prefix is None else prefix)
+            known.spoken = self.dialogue.spoken(known)
             known.lines = rows_of_requests(known.partial)
         known.request = request
         if prefix is None and key.lane == "train" and key.sample == 0:
@@ -178,7 +137,7 @@ class Episodes:
             known.held = True
         elif known.partial.turns and known.partial.turns[-1].who == MODEL:
             last = known.partial.turns[-1]
-            known.finish = self._finish(known, known.partial.token_ids[last.first : last.stop])
+            known.finish = self.dialogue.finish(known, known.partial.token_ids[last.first : last.stop])
             self._ask(known, tick)
         elif prefix is None and self.players.abilities.opens:
             self._put(known, Question(key, prompt, self._seed(known)), tick)
@@ -283,7 +242,7 @@ class Episodes:
         self._episodes.clear()
         self.players.close()
 
-    def _is_there(self, episode: _Episode, tick: int) -> bool:
+    def _is_there(self, episode: Episode, tick: int) -> bool:
         return episode.due is not None and episode.due <= tick and episode.answer is not None
 
     def _arrived(self, timeout: float | None) -> None:
@@ -300,7 +259,7 @@ class Episodes:
 
     # ------------------------------------------------------------------ what becomes of a turn
 
-    def _record(self, episode: _Episode, whole: Partial) -> None:
+    def _record(self, episode: Episode, whole: Partial) -> None:
         """Append the model's turn that ended; engines that ignore stop strings made more than belongs to it."""
         sampling, start = episode.request.sampling, whole.turn_start
         if sampling.stop and self.texts.first_stop is not None:
@@ -308,23 +267,14 @@ class Episodes:
             if end is not None:
                 whole = cut(whole, start + end)
         ids = whole.token_ids[start:]
-        episode.finish = self._finish(episode, ids)
+        episode.finish = self.dialogue.finish(episode, ids)
         cut_short = episode.finish is FinishReason.LENGTH
-        prompt_ids = episode.lines[-1].prompt_ids if self.speech.afresh and episode.lines else None
-        turn = Turn(start, len(whole), MODEL, self._text(episode, ids), cut=cut_short, prompt_ids=prompt_ids)
+        prompt_ids = episode.lines[-1].prompt_ids if self.dialogue.speech.afresh and episode.lines else None
+        turn = Turn(start, len(whole), MODEL, self.dialogue.text(episode, ids), cut=cut_short, prompt_ids=prompt_ids)
         episode.partial = replace(whole, turns=(*whole.turns, turn))
-        episode.spoken.append(self._say(episode, turn, len(episode.spoken)))
+        episode.spoken.append(self.dialogue.say(episode, turn, len(episode.spoken)))
 
-    def _finish(self, episode: _Episode, ids: IdArray) -> FinishReason:
-        """Return why a turn of these tokens ended: by a stop token or string, or at a limit."""
-        sampling, first_stop = episode.request.sampling, self.texts.first_stop
-        if len(ids) and int(ids[-1]) in sampling.stop_token_ids:
-            return FinishReason.STOP
-        if sampling.stop and first_stop is not None and first_stop(ids, sampling.stop) is not None:
-            return FinishReason.STOP
-        return FinishReason.LENGTH
-
-    def _ask(self, episode: _Episode, tick: int) -> None:
+    def _ask(self, episode: Episode, tick: int) -> None:
         """Ask the environment about the turn that ended."""
         spent = len(episode.partial) >= episode.request.sampling.max_tokens
         if episode.finish is FinishReason.LENGTH and (spent or self.limits.truncates_tokens):
@@ -334,7 +284,7 @@ class Episodes:
         key, seed = episode.request.key, self._seed(episode)
         self._put(episode, Question(key, episode.prompt, seed, past, turn, state=self._state(episode)), tick)
 
-    def _limit(self, episode: _Episode, ended: str, tick: int, past: tuple[Spoken, ...], state: str | None) -> None:
+    def _limit(self, episode: Episode, ended: str, tick: int, past: tuple[Spoken, ...], state: str | None) -> None:
         """End an episode at a limit; its environment is asked for scores first, where it has some.
 
         ``past`` are the turns that the environment answered, and ``state`` is its state after them.
@@ -351,16 +301,16 @@ class Episodes:
         """Return whether a limit truncates."""
         return FinishReason.STOP if ended == "turns" and not self.limits.truncates_turns else FinishReason.LENGTH
 
-    def _put(self, episode: _Episode, question: Question, tick: int) -> None:
+    def _put(self, episode: Episode, question: Question, tick: int) -> None:
         episode.question, episode.answer, episode.due = question, None, tick + self.lag
         self.players.ask(question)
 
-    def _take(self, episode: _Episode, answer: Answer, tick: int) -> SampleRequest | Over | None:
+    def _take(self, episode: Episode, answer: Answer, tick: int) -> SampleRequest | Over | None:
         """Let an answer take effect; None: there is a further question, or the episode waits for its group."""
         question = episode.question
         assert question is not None, "an answer has a question"
         episode.question = episode.answer = episode.due = None
-        if answer.replayed is not None and (differs := self._differs(episode, answer.replayed)):
+        if answer.replayed is not None and (differs := self.dialogue.differs(episode, answer.replayed)):
             return self._anew(episode, differs, tick)
         if answer.failure is not None:
             return self._failed(episode, answer.failure)
@@ -370,7 +320,7 @@ class Episodes:
         return self._in_effect(episode, question, answer, tick)
 
     def _in_effect(
-        self, episode: _Episode, question: Question, answer: Answer, tick: int
+        self, episode: Episode, question: Question, answer: Answer, tick: int
     ) -> SampleRequest | Over | None:
         """End an episode at a limit, or go on with the reply."""
         if question.end is not None:
@@ -379,7 +329,7 @@ class Episodes:
             return self._close(episode, self._at_limit(episode.ended), episode.ended, last.scores)
         return self._answered(episode, answer.reply or Said(), answer, tick)  # no reply: nothing is said first
 
-    def _answered(self, episode: _Episode, reply: Said, answer: Answer, tick: int) -> SampleRequest | Over | None:
+    def _answered(self, episode: Episode, reply: Said, answer: Answer, tick: int) -> SampleRequest | Over | None:
         """Append a reply, or end the episode."""
         limit, partial = episode.request.sampling.max_tokens, episode.partial
         if partial.turns:
@@ -395,19 +345,21 @@ class Episodes:
         answered = tuple(episode.spoken)
         try:
             if reply.done:
-                self._add(episode, reply, answer, most=limit - len(partial), ask=False)
+                self.dialogue.add(episode, reply, answer.state, self._version, most=limit - len(partial), ask=False)
                 return self._close(episode, FinishReason.STOP, "done", reply.scores)
             if len(answered) >= self.limits.max_turns:
                 self._limit(episode, "turns", tick, answered, answer.state)
                 return None
-            if not self._add(episode, reply, answer, most=limit - len(partial) - 1, ask=True):
+            if not self.dialogue.add(
+                episode, reply, answer.state, self._version, most=limit - len(partial) - 1, ask=True
+            ):
                 self._limit(episode, "reply", tick, answered, answer.state)
                 return None
         except ValueError as error:
             return self._failed(episode, f"reply: {error}")
         return self._go_on(episode, answer.state, tick)
 
-    def _credit(self, episode: _Episode, last: Said) -> None:
+    def _credit(self, episode: Episode, last: Said) -> None:
         """Add what the environment said at a limit to the model's last turn."""
         turns = list(episode.partial.turns)
         place = max((number for number, turn in enumerate(turns) if turn.who == MODEL), default=None)
@@ -416,67 +368,7 @@ class Episodes:
             turns[place] = replace(own, reward=own.reward + last.reward, facts={**own.facts, **last.facts})
             episode.partial = replace(episode.partial, turns=tuple(turns))
 
-    def _add(self, episode: _Episode, reply: Said, answer: Answer, *, most: int, ask: bool) -> bool:
-        """Append a reply's tokens; return False if they are too many for the rest of the episode.
-
-        Raises:
-            ValueError: they cannot be written, or are too many.
-        """
-        if reply.conversation is not None:
-            return self._converse(episode, reply.conversation, most=most)
-        messages, was_cut = self._bounded(reply)
-        partial, opens = episode.partial, not episode.partial.turns
-        if not messages and not opens:
-            return True
-        ids = self.speech.opening(messages) if opens else self._reply(partial, messages, ask=ask)
-        if not len(ids):
-            if messages and ask:
-                raise ValueError("it has no tokens")
-            return True
-        count, start = len(ids), len(partial)
-        if count > most:
-            return False
-        text = "\n".join(message["content"] for message in messages)
-        role = messages[0]["role"] if messages else self.players.abilities.role
-        again = tuple(messages) if self.speech.afresh else ()
-        turn = Turn(start, start + count, role, text, cut=was_cut, state=answer.state, messages=again)
-        episode.partial = self._with_reply(partial, ids, turn)
-        return True
-
-    def _with_reply(self, partial: Partial, ids: IntArray, turn: Turn) -> Partial:
-        """Return an episode with the tokens of a reply after its own."""
-        count, start = len(ids), len(partial)
-        version = partial.versions[-1:] if start else np.full(1, self._version, np.int32)
-        earlier = tuple(replace(each, state=None) if each.state else each for each in partial.turns)
-        return Partial(
-            np.concatenate([partial.token_ids, ids]),
-            np.concatenate([partial.logprobs, np.zeros(count, np.float32)]),
-            np.concatenate([partial.versions, np.repeat(version, count)]),
-            np.concatenate([mask_of(partial), np.zeros(count, np.bool_)]),
-            padded_extra(partial.extra, count),
-            (*earlier, turn),
-        )
-
-    def _reply(self, partial: Partial, messages: Sequence[Mapping[str, str]], *, ask: bool) -> IntArray:
-        return self.speech.reply(messages, closed=self._closed(partial), ask=ask)
-
-    def _bounded(self, reply: Said) -> tuple[list[dict[str, str]], bool]:
-        """Return the messages of a reply, cut to the limit of its tokens.
-
-        Raises:
-            ValueError: a long one, where these are refused.
-        """
-        share = max(1, self.limits.max_reply_tokens // max(1, len(reply.messages)))
-        messages, was_cut = [], reply.cut
-        for message in reply.messages:
-            content = self.speech.shorten(message["content"], share)
-            was_cut = was_cut or content != message["content"]
-            messages.append({**message, "content": content})
-        if was_cut and self.limits.refuses_long_replies:
-            raise ValueError(f"it has more than max_reply_tokens = {self.limits.max_reply_tokens} tokens")
-        return messages, was_cut
-
-    def _begun_turn(self, episode: _Episode, prefix: Partial | None, tick: int) -> SampleRequest | None:
+    def _begun_turn(self, episode: Episode, prefix: Partial | None, tick: int) -> SampleRequest | None:
         """Return the request for a turn of the model that is to begin, or to go on; None: the episode ended."""
         try:
             request = self._further(episode, prefix)
@@ -487,7 +379,7 @@ class Episodes:
             self._limit(episode, "reply", tick, tuple(episode.spoken), self._state(episode))
         return request
 
-    def _go_on(self, episode: _Episode, state: str | None, tick: int) -> SampleRequest | Over | None:
+    def _go_on(self, episode: Episode, state: str | None, tick: int) -> SampleRequest | Over | None:
         """Return the request for the turn after a reply; None: the episode ends, and is asked for scores."""
         try:
             request = self._further(episode, episode.partial if len(episode.partial) else None)
@@ -497,7 +389,7 @@ class Episodes:
             self._limit(episode, "reply", tick, tuple(episode.spoken), state)
         return request
 
-    def _further(self, episode: _Episode, prefix: Partial | None) -> SampleRequest | None:
+    def _further(self, episode: Episode, prefix: Partial | None) -> SampleRequest | None:
         """Return the request for the next turn of the model; None: its own prompt leaves it no token.
 
         Raises:
@@ -506,8 +398,8 @@ class Episodes:
         request, most = episode.request, self._turn_limit(episode)
         sampling, start = request.sampling, 0 if prefix is None else prefix.turn_start
         limit = sampling.max_tokens if most is None else min(sampling.max_tokens, start + most)
-        if self.speech.afresh and not (episode.lines and episode.lines[-1].messages):  # no agent's
-            episode.lines = [RowOfTurns(self._prompt_ids(episode), start)]
+        if self.dialogue.speech.afresh and not (episode.lines and episode.lines[-1].messages):  # no agent's
+            episode.lines = [RowOfTurns(self.dialogue.prompt_ids(episode), start)]
         # an engine keeps what a further turn may go on behind
         keep = len(episode.spoken) + 1 < self.limits.max_turns
         if not episode.lines:
@@ -528,31 +420,11 @@ class Episodes:
             keep=keep,
         )
 
-    def _turn_limit(self, episode: _Episode) -> int | None:
+    def _turn_limit(self, episode: Episode) -> int | None:
         """Return the most tokens of the model's next turn: the recipe's limit, or less where an agent asks for less."""
         turns = episode.partial.turns
         asked = (turns[-1].asked or {}).get("max_tokens") if turns else None
         return min((each for each in (self.limits.max_turn_tokens, asked) if each is not None), default=None)
-
-    def _prompt_ids(self, episode: _Episode) -> IntArray:
-        """Return the prompt of the model's present turn: the conversation so far, written afresh.
-
-        Raises:
-            ValueError: it cannot be written.
-            EpisodeError: the prompt does not say of which messages it was made.
-        """
-        prompt, said = episode.prompt, list[Mapping[str, str]]()
-        for turn in episode.partial.turns:
-            said += turn.messages if turn.who != MODEL else [{"role": MODEL, "content": self._written(episode, turn)}]
-        if not said and not self.players.abilities.opens:
-            return prompt.token_ids
-        if prompt.chat is None:
-            raise EpisodeError(
-                "environment.rows: turns writes each turn's prompt with the chat template, and a prompt does not say "
-                "of which messages it was made; a data stream of your own gives Prompt(chat={'messages': [...]}), or "
-                "set environment.rows: append"
-            )
-        return self.speech.written([*prompt.chat["messages"], *said], prompt.chat.get("tools", ()))
 
     # ------------------------------------------------------------------ groups that are scored together
 
@@ -561,7 +433,7 @@ class Episodes:
 
         In an evaluation the sampled responses of a problem are a group, and the greedy one is a group of its own.
         """
-        groups: dict[tuple[Lane, int, bool], list[_Episode]] = {}
+        groups: dict[tuple[Lane, int, bool], list[Episode]] = {}
         for key in sorted(self._episodes) if self.held() else ():
             episode = self._episodes[key]
             greedy = episode.request.sampling.temperature == 0.0
@@ -572,7 +444,7 @@ class Episodes:
                 first.held = False
                 self._put(first, Question(keys[0], first.prompt, self._seed(first), members=keys), tick)
 
-    def _scored(self, first: _Episode, question: Question, answer: Answer, tick: int) -> list[Over]:
+    def _scored(self, first: Episode, question: Question, answer: Answer, tick: int) -> list[Over]:
         """End the episodes of a group with their scores; where a process was lost, ask about their last turns again."""
         first.question = first.answer = first.due = None
         members = [self._episodes[key] for key in question.members]
@@ -597,94 +469,16 @@ class Episodes:
             over.append(ended)
         return over
 
-    # ------------------------------------------------------------------ an agent's requests
-
-    def _converse(self, episode: _Episode, asked: Mapping[str, Any], *, most: int) -> bool:
-        """Let the model continue a conversation; return False if its new tokens are too many for the episode.
-
-        A request that goes on where the newest row ends appends to it. Any other begins a row. Its prompt has the
-        tokens of the longest row that the conversation continues; without one it is written afresh.
-
-        Raises:
-            ValueError: the conversation cannot be written.
-        """
-        partial, messages, tools = episode.partial, list(asked["messages"]), list(asked.get("tools") or ())
-        if partial.turns and partial.turns[-1].who == MODEL and episode.lines:
-            said = asked.get("answered") or {"role": MODEL, "content": partial.turns[-1].text}
-            episode.lines[-1].messages.append(plain_message(said))
-        own = list(map(plain_message, messages))
-        found, delta = self._continued(episode, own, tools)
-        last, start = own[-1], len(partial)
-        if delta is not None and found is episode.lines[-1]:
-            if len(delta) > most:
-                return False
-            found.messages = own
-            turn = Turn(start, start + len(delta), last["role"], last["content"], asked=asked)
-            episode.partial = self._with_reply(partial, delta, turn)
-            return True
-        if found is not None and delta is not None:
-            number = episode.lines.index(found) + 1
-            stop = episode.lines[number].first if number < len(episode.lines) else start
-            prompt_ids = np.concatenate([found.prompt_ids, partial.token_ids[found.first : stop], delta])
-        else:
-            prompt_ids = self.speech.written(messages, tools)
-        episode.lines.append(RowOfTurns(prompt_ids, start, own, tools))
-        turn = Turn(start, start, last["role"], last["content"], prompt_ids=prompt_ids, asked=asked)
-        episode.partial = replace(partial, turns=(*partial.turns, turn))
-        return True
-
-    def _continued(
-        self, episode: _Episode, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]
-    ) -> tuple[RowOfTurns | None, IntArray | None]:
-        """Return the longest row that a conversation continues, and the tokens that follow it; None: there is none."""
-        best: RowOfTurns | None = None
-        for line in episode.lines:
-            count = len(line.messages)
-            fits = line.tools == tools and count < len(messages) and list(messages[:count]) == line.messages
-            if fits and (best is None or count >= len(best.messages)):
-                best = line
-        if best is None or self.speech.afresh:
-            return None, None
-        rest = messages[len(best.messages) :]
-        if any(message["role"] == MODEL for message in rest):
-            return None, None
-        number = episode.lines.index(best) + 1
-        stop = episode.lines[number].first if number < len(episode.lines) else len(episode.partial)
-        try:
-            return best, self.speech.reply(rest, closed=self._ends_turn(episode.partial.token_ids[:stop]), ask=True)
-        except (RecipeError, ValueError):  # the template rewrites what came before
-            return None, None
-
-    def _ends_turn(self, ids: IdArray) -> bool:
-        """Return whether tokens end with the template's end-of-turn token."""
-        if not self.speech.end_of_turn:
-            return True
-        (raw,) = (self.texts.decode_all or self.texts.decode)([ids[-1:]])
-        return raw == self.speech.end_of_turn
-
-    # ------------------------------------------------------------------ what was said, as messages
-
-    def _written(self, episode: _Episode, turn: Turn) -> str:
-        """Return a turn of the model as a message's content: with special tokens, without the end of the turn."""
-        ids, sampling = episode.partial.token_ids[turn.first : turn.stop], episode.request.sampling
-        if len(ids) and int(ids[-1]) in sampling.stop_token_ids:
-            ids = ids[:-1]
-        (text,) = (self.texts.decode_all or self.texts.decode)([ids])
-        if sampling.stop:
-            text = cut_text(text, sampling.stop, keep=self.texts.keep_stop)
-        thinking = self.texts.thinking
-        return f"{thinking.open}\n{text}" if thinking is not None and self._begun(episode, turn) else text
-
     # ------------------------------------------------------------------ the end
 
-    def _failed(self, episode: _Episode, failure: str) -> Over:
+    def _failed(self, episode: Episode, failure: str) -> Over:
         key = episode.request.key
         if self.limits.ends_on_error:
             return self._close(episode, FinishReason.STOP, "error", {})
         over = self._close(episode, FinishReason.FAILED, "error", {})
         return Over(key, over.completion, f"{ENVIRONMENT}{failure}")
 
-    def _close(self, episode: _Episode, finish: FinishReason, ended: str, scores: Mapping[str, float]) -> Over:
+    def _close(self, episode: Episode, finish: FinishReason, ended: str, scores: Mapping[str, float]) -> Over:
         """Make the response of an episode that ended.
 
         Raises:
@@ -699,13 +493,7 @@ class Episodes:
             )
         self.forget([key])
         texts = [turn.text for turn in partial.turns if turn.who == MODEL]
-        thinking, thought, closed, answer = self.texts.thinking, None, True, texts[-1] if texts else ""
-        if thinking is not None:
-            thought = 0
-            for turn in (each for each in partial.turns if each.who == MODEL):
-                answer, closed = thinking.answer(turn.text, self._begun(episode, turn))
-                ids = partial.token_ids[turn.first : turn.stop]
-                thought += thinking.tokens(ids, turn.text.count(thinking.close)) if closed else len(ids)
+        answer, thought, closed = self.dialogue.answer(episode)
         turns = tuple(replace(turn, state=None, asked=None) for turn in partial.turns)
         made = Completion(
             partial.token_ids,
@@ -724,7 +512,7 @@ class Episodes:
         )
         return Over(key, made)
 
-    def _anew(self, episode: _Episode, differs: str, tick: int) -> SampleRequest | None:
+    def _anew(self, episode: Episode, differs: str, tick: int) -> SampleRequest | None:
         """Begin an episode again whose recorded turns cannot be had back; None: the environment comes first."""
         key, tokens = episode.request.key, episode.partial.model_tokens
         self.not_repeatable += 1
@@ -738,78 +526,10 @@ class Episodes:
         self.forget([key])
         return self.begin(replace(episode.request, prefix=None), episode.prompt, tick)
 
-    def _differs(self, episode: _Episode, replayed: Sequence[Said | None]) -> str | None:
-        """Return how replies that were played again differ from the recorded tokens; None: they do not."""
-        turns, ids = episode.partial.turns, episode.partial.token_ids
-        if any(turn.asked is not None for turn in turns):
-            return self._asks_otherwise(turns, replayed)
-        said = [reply or Said() for reply in replayed]
-        opening = said.pop(0) if said else Said()
-        places = [(number, turn) for number, turn in enumerate(turns) if turn.who != MODEL]
-        if (turns and turns[0].who != MODEL) or opening.messages:
-            said.insert(0, opening)
-        for (number, turn), reply in zip(places, said, strict=False):
-            again: IdArray
-            before = cut(replace(episode.partial, turns=turns[:number]), turn.first)
-            try:
-                messages = self._bounded(reply)[0]
-                again = self._reply(before, messages, ask=True) if number else self.speech.opening(messages)
-            except ValueError:
-                again = ids[:0]
-            if reply.done or not np.array_equal(again, ids[turn.first : turn.stop]):
-                return f"turn {number} was answered otherwise when it was played again"
-        return None
-
-    def _asks_otherwise(self, turns: Sequence[Turn], replayed: Sequence[Said | None]) -> str | None:
-        """Return which request of an agent that was played again differs from the recorded one; None: none does."""
-        recorded = [turn.asked for turn in turns if turn.asked is not None]
-        again = [None if said is None else said.conversation for said in replayed]
-        for number, (ours, theirs) in enumerate(zip(recorded, again, strict=False)):
-            if ours != theirs:
-                return f"the agent's request {number} was another one when it was played again"
-        return None
-
-    # ------------------------------------------------------------------ reading
-
-    def _spoken(self, episode: _Episode) -> list[Spoken]:
-        turns = [turn for turn in episode.partial.turns if turn.who == MODEL]
-        return [self._say(episode, turn, number) for number, turn in enumerate(turns)]
-
-    def _say(self, episode: _Episode, turn: Turn, number: int) -> Spoken:
-        """Return a turn as the environment gets it."""
-        ids, limits = episode.partial.token_ids[turn.first : turn.stop], self.limits
-        decode_all, stops = self.texts.decode_all or self.texts.decode, episode.request.sampling.stop
-        (raw,) = decode_all([ids])
-        raw = cut_text(raw, stops, keep=self.texts.keep_stop) if stops else raw
-        text = turn.text
-        if self.texts.thinking is not None:
-            begun = self._begun(episode, turn)
-            text, raw = (self.texts.thinking.answer(each, begun)[0] for each in (text, raw))
-        left = episode.request.sampling.max_tokens - turn.stop
-        return Spoken(number, text, raw, tuple(ids.tolist()), left, limits.max_turns - number - 1, turn.cut)
-
-    def _text(self, episode: _Episode, ids: IdArray) -> str:
-        """Return the text of a turn; a stop token is not part of it."""
-        sampling = episode.request.sampling
-        by_token = len(ids) and int(ids[-1]) in sampling.stop_token_ids
-        (text,) = self.texts.decode([ids[:-1] if by_token else ids])
-        return cut_text(text, sampling.stop, keep=self.texts.keep_stop) if sampling.stop else text
-
-    def _begun(self, episode: _Episode, turn: Turn) -> bool:
-        thinking = self.texts.thinking
-        seen = before(episode.prompt.token_ids, episode.partial, turn)
-        return thinking is not None and thinking.begun(seen)
-
-    def _closed(self, partial: Partial) -> bool:
-        """Return whether the model's last turn ended with the template's end-of-turn token."""
-        if not partial.turns or partial.turns[-1].who != MODEL:
-            return True
-        return self._ends_turn(partial.token_ids)
-
-    def _state(self, episode: _Episode) -> str | None:
+    def _state(self, episode: Episode) -> str | None:
         """Return the environment's state after its last reply, where it was recorded."""
         replies = [turn for turn in episode.partial.turns if turn.who != MODEL]
         return replies[-1].state if replies else None
 
-    def _seed(self, episode: _Episode) -> int:
+    def _seed(self, episode: Episode) -> int:
         return derive_seed(episode.request.seed, SEEDS)

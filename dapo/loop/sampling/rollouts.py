@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.loop.sampling.episodes import PATIENCE, Episodes, Over
+from dapo.loop.sampling.episode import Over
+from dapo.loop.sampling.episodes import PATIENCE, Episodes
 from dapo.loop.sampling.texts import Decode, Texts, cut, cut_text, joined
 from dapo.types.batch import Completion, Key, Lane, Partial, Prompt, SampleEvent, SampleRequest, Score
 from dapo.types.enums import FinishReason

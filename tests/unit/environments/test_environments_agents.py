@@ -16,7 +16,8 @@ from players import FreshWordSpeech, WordSpeech
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
-from dapo.loop.sampling.episodes import Episodes, Limits
+from dapo.loop.sampling.episode import Limits
+from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.groups import load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
 from dapo.types.batch import MODEL

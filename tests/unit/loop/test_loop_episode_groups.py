@@ -10,7 +10,8 @@ from episode_requests import LIMIT, PROMPT, STOPS, assert_no_slot_is_kept
 from number_engine import NumberEngine, Numbers, ticket
 from players import HerePlayers, WordSpeech
 
-from dapo.loop.sampling.episodes import MOST_LOSSES, Episodes, Limits
+from dapo.loop.sampling.episode import Limits
+from dapo.loop.sampling.episodes import MOST_LOSSES, Episodes
 from dapo.loop.sampling.groups import load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
 from dapo.types.batch import MODEL, Key, SampleRequest, SamplingParams

@@ -14,7 +14,8 @@ from number_engine import GATE, NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, HerePlayers, WordSpeech
 
 from dapo.errors import EpisodeError
-from dapo.loop.sampling.episodes import Episodes, Limits
+from dapo.loop.sampling.episode import Limits
+from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.groups import completion_state, load_completion, load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
 from dapo.processes.transport import HostSpec

@@ -8,7 +8,8 @@ from number_engine import GATE, NumberEngine, Numbers, ticket, token
 from players import FreshWordSpeech, HerePlayers, WordSpeech
 
 from dapo.loop.sampling.account import response_metrics
-from dapo.loop.sampling.episodes import Episodes, Limits
+from dapo.loop.sampling.episode import Limits
+from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.groups import completion_state, load_completion
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts, Thinking
