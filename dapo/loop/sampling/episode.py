@@ -1,4 +1,4 @@
-"""What is known of an episode: its limits, its state while it is played, and how it ended."""
+"""State of an episode: its limits, what is known while it is played, and how it ended."""
 
 from __future__ import annotations
 
