@@ -10,19 +10,21 @@ T = TypeVar("T")
 
 
 class Later(Generic[T]):
-    """A ``Handle`` whose work begins when its gate opens."""
+    """A ``Handle`` whose work begins when its gate opens and the work ``after`` which it comes has ended."""
 
-    def __init__(self, work: Callable[[], T], held: bool) -> None:
+    def __init__(self, work: Callable[[], T], held: bool, after: Later[Any] | None = None) -> None:
         self.gate = threading.Event()
         if not held:
             self.gate.set()
-        self._work, self._ended = work, threading.Event()
+        self._work, self._after, self._ended = work, after, threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         self.gate.wait()
+        if self._after is not None:
+            self._after._ended.wait()
         try:
             self._value = self._work()
         except BaseException as error:
@@ -44,7 +46,8 @@ class Later(Generic[T]):
 class LaterLearner:
     """Another learner, behind handles of which each may be held pending until its own gate opens.
 
-    One gate for all of them would let the next handle's work begin while the one before it is being seen to.
+    One gate for all of them would let the next handle's work begin while the one before it is being seen to. As any
+    learner, it works in the order in which it was asked: what is saved is the state before a later step.
 
     Attributes:
         pending: handles that were given out, in order.
@@ -55,7 +58,8 @@ class LaterLearner:
         self.pending: list[Later[Any]] = []
 
     def _later(self, work: Callable[[], Any]) -> Later[Any]:
-        self.pending.append(Later(lambda: work().result(), self._held))
+        last = self.pending[-1] if self.pending else None
+        self.pending.append(Later(lambda: work().result(), self._held, last))
         return self.pending[-1]
 
     def learn(self, step: Any) -> Later[Any]:
