@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dapo.environments.pool import RETRIES, EnvironmentPool, same_group
+from dapo.environments.homes import Homes
+from dapo.environments.pool import RETRIES, EnvironmentPool
 from dapo.environments.worker import Load
 from dapo.errors import EpisodeError
 from dapo.processes.transport import Host, HostLost, HostSpec, Transport
@@ -92,7 +93,7 @@ class HostedPlayers:
             for number, name in enumerate(names)
         ]
         self._members = [_Member(number, transport.start(spec)) for number, spec in enumerate(self._specs)]
-        self._home: dict[Key, int] = {}
+        self._homes = Homes[int](grouped=abilities.compares)
         self._tries: Counter[Key] = Counter()
         self._done: list[Answer] = []
         self._lost: Counter[str] = Counter()  # counters of hosts that were lost
@@ -101,14 +102,12 @@ class HostedPlayers:
     def ask(self, question: Question) -> None:
         """Queue a question; it goes to the host of the episode or its group, else to the one with the least to do."""
         key = question.key
-        if key not in self._home:
-            compared = self._home if self.abilities.compares else {}
-            home = next((number for other, number in compared.items() if same_group(other, key)), None)
-            if home is None:
-                held = Counter(self._home.values())
-                home = min(self._members, key=lambda one: (one.load, held[one.number], one.number)).number
-            self._home[key] = home
-        self._members[self._home[key]].queued.append(question)
+        home = self._homes.find(key)
+        if home is None:
+            held = self._homes.counts()
+            home = min(self._members, key=lambda one: (one.load, held[one.number], one.number)).number
+        self._homes.put(key, home)
+        self._members[home].queued.append(question)
         self._send()
 
     def poll(self, timeout: float | None = None) -> list[Answer]:
@@ -131,7 +130,7 @@ class HostedPlayers:
         """Close an episode, if there is one, and forget a question about it."""
         self._done = [answer for answer in self._done if answer.key != key]
         self._tries.pop(key, None)
-        if (number := self._home.pop(key, None)) is None:
+        if (number := self._homes.pop(key)) is None:
             return
         member = self._members[number]
         member.queued = [question for question in member.queued if question.key != key]
@@ -205,7 +204,7 @@ class HostedPlayers:
         self._lost.update(member.counters)  # type: ignore[arg-type]
         asked = [*member.open.values(), *member.queued]
         at_work = set(member.open if member.works else ())  # else none of them has seen a worker
-        self._home = {key: number for key, number in self._home.items() if number != member.number}
+        self._homes.lose(member.number)
         self._transport.kill(member.host)  # what is left of it may hold its place on the cluster
         host = self._transport.start(self._specs[member.number])
         self._members[member.number] = _Member(member.number, host)

@@ -20,6 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from dapo.environments.homes import Homes
 from dapo.environments.messages import MAX_FRAME, Answered, Closed, FromWorker, Loading, Ready, Refused, read_messages
 from dapo.environments.worker import CLOSING, Ask, Drop, Load
 from dapo.errors import RecipeError
@@ -38,11 +39,6 @@ _OVERLAPPING = 64  # questions that an asynchronous environment has at once
 _START_LIMIT = 120.0  # seconds for a worker's imports
 _SLACK = 2.0  # seconds that a worker has to report a time-out of its own
 _TICK = 0.05  # seconds between looks at the clock while waiting
-
-
-def same_group(one: Key, other: Key) -> bool:
-    """Return whether two responses answer the same prompt in the same group."""
-    return one[:2] == other[:2]
 
 
 @dataclass(slots=True)
@@ -88,11 +84,11 @@ class EnvironmentPool:
         self._what, self._limit = what, workers
         self._processes = GuardedWorkers(WORKER, _Worker, output=output, memory_mib=memory_mib, patience=CLOSING)
         self._workers = self._processes.living
-        self._home: dict[Key, _Worker] = {}
+        self._homes = Homes[_Worker]()
         self._waiting: dict[Key, int] = {}  # questions that were asked and not answered, by their numbers
         self._done: list[Answer] = []
         self._next = 0
-        self._concurrent = self._compares = False
+        self._concurrent = False
         self._loaded = False
         self._failed_starts = 0
         self.replayed = self.timeouts = self.restarts = 0
@@ -136,7 +132,7 @@ class EnvironmentPool:
         """Close an episode, if there is one, and forget a question about it."""
         self._waiting.pop(key, None)
         self._done = [answer for answer in self._done if answer.key != key]
-        worker = self._home.pop(key, None)
+        worker = self._homes.pop(key)
         if worker is None:
             return
         worker.queue = deque(one for one in worker.queue if one.key != key)
@@ -150,7 +146,7 @@ class EnvironmentPool:
     def close(self) -> None:
         """End all workers."""
         self._processes.close()
-        self._home.clear()
+        self._homes = Homes()
         self._waiting.clear()
 
     def __del__(self) -> None:
@@ -165,21 +161,19 @@ class EnvironmentPool:
 
     def _close_episode(self, worker: _Worker, key: Key) -> None:
         """Let a worker close an episode before anything else."""
-        self._home.pop(key, None)
+        self._homes.pop(key)
         if worker.held.pop(key, None) is not None:
             worker.queue.appendleft(self._numbered(key, None))
 
     def _place(self, pending: _Pending) -> None:
         key = pending.key
-        worker = self._home.get(key)
-        if worker is None and self._compares:
-            worker = next((home for held, home in self._home.items() if same_group(held, key)), None)
+        worker = self._homes.find(key)
         if worker is None:
             idle = [one for one in self._workers if not one.queue and not one.sent]
             if not idle and len(self._workers) < self._limit:
                 self._processes.start(self._what)
             worker = min(self._workers, key=lambda one: len(one.queue) + len(one.sent) + len(one.held) / 1e6)
-        self._home[key] = worker
+        self._homes.put(key, worker)
         worker.queue.append(pending)
 
     def _send_some(self) -> None:
@@ -235,7 +229,7 @@ class EnvironmentPool:
             case Ready() if not worker.ready:
                 worker.ready, self._failed_starts = True, 0
                 if not self._loaded:
-                    self._loaded, self._concurrent, self._compares = True, message.concurrent, message.compares
+                    self._loaded, self._concurrent, self._homes.grouped = True, message.concurrent, message.compares
                     self.abilities = Abilities(
                         message.opens,
                         message.ends,
@@ -262,7 +256,7 @@ class EnvironmentPool:
         done = message.reply is not None and message.reply.done
         if pending.question is None:
             raise WireError("an answer to no question")
-        if message.failure or ((done or pending.question.end) and not self._compares):
+        if message.failure or ((done or pending.question.end) and not self._homes.grouped):
             self._close_episode(worker, key)
         if (message.failure or "").startswith("timeout"):
             self.timeouts += 1
@@ -293,7 +287,7 @@ class EnvironmentPool:
         """Kill a worker. ``late``: the question that took too long; others are asked again elsewhere."""
         self._processes.end(worker)
         self.restarts += 1
-        self._home = {key: home for key, home in self._home.items() if home is not worker}
+        self._homes.lose(worker)
         if not worker.ready:
             self._failed_starts += 1
             if not self._loaded or self._failed_starts >= 3:
