@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dapo.errors import EpisodeError, RecipeError
-from dapo.loop.sampling.episode import Episode, Limits
+from dapo.loop.sampling.episode import EpisodeState, Limits
 from dapo.loop.sampling.texts import Texts, cut, cut_text
 from dapo.loop.sampling.turn_rows import RowOfTurns, before, mask_of, plain_message
 from dapo.types.batch import MODEL, IdArray, IntArray, Partial, Turn
@@ -33,12 +33,12 @@ class Dialogue:
 
     # ------------------------------------------------------------------ the model's turns
 
-    def spoken(self, episode: Episode) -> list[Spoken]:
+    def spoken(self, episode: EpisodeState) -> list[Spoken]:
         """Return the model's turns as the environment gets them."""
         turns = [turn for turn in episode.partial.turns if turn.who == MODEL]
         return [self.say(episode, turn, number) for number, turn in enumerate(turns)]
 
-    def say(self, episode: Episode, turn: Turn, number: int) -> Spoken:
+    def say(self, episode: EpisodeState, turn: Turn, number: int) -> Spoken:
         """Return a turn as the environment gets it."""
         ids, limits = episode.partial.token_ids[turn.first : turn.stop], self.limits
         decode_all, stops = self.texts.decode_all or self.texts.decode, episode.request.sampling.stop
@@ -51,7 +51,7 @@ class Dialogue:
         left = episode.request.sampling.max_tokens - turn.stop
         return Spoken(number, text, raw, tuple(ids.tolist()), left, limits.max_turns - number - 1, turn.cut)
 
-    def finish(self, episode: Episode, ids: IdArray) -> FinishReason:
+    def finish(self, episode: EpisodeState, ids: IdArray) -> FinishReason:
         """Return why a turn of these tokens ended: by a stop token or string, or at a limit."""
         sampling, first_stop = episode.request.sampling, self.texts.first_stop
         if len(ids) and int(ids[-1]) in sampling.stop_token_ids:
@@ -60,14 +60,14 @@ class Dialogue:
             return FinishReason.STOP
         return FinishReason.LENGTH
 
-    def text(self, episode: Episode, ids: IdArray) -> str:
+    def text(self, episode: EpisodeState, ids: IdArray) -> str:
         """Return the text of a turn; a stop token is not part of it."""
         sampling = episode.request.sampling
         by_token = len(ids) and int(ids[-1]) in sampling.stop_token_ids
         (text,) = self.texts.decode([ids[:-1] if by_token else ids])
         return cut_text(text, sampling.stop, keep=self.texts.keep_stop) if sampling.stop else text
 
-    def answer(self, episode: Episode) -> tuple[str, int | None, bool]:
+    def answer(self, episode: EpisodeState) -> tuple[str, int | None, bool]:
         """Return the answer of the last turn, the tokens of thinking in all, and whether the last thinking was closed.
 
         The tokens are None for a model that does not think.
@@ -83,7 +83,7 @@ class Dialogue:
             thought += thinking.tokens(ids, turn.text.count(thinking.close)) if closed else len(ids)
         return answer, thought, closed
 
-    def _begun(self, episode: Episode, turn: Turn) -> bool:
+    def _begun(self, episode: EpisodeState, turn: Turn) -> bool:
         thinking = self.texts.thinking
         seen = before(episode.prompt.token_ids, episode.partial, turn)
         return thinking is not None and thinking.begun(seen)
@@ -103,7 +103,7 @@ class Dialogue:
 
     # ------------------------------------------------------------------ replies
 
-    def add(self, episode: Episode, reply: Said, state: str | None, version: int, *, most: int, ask: bool) -> bool:
+    def add(self, episode: EpisodeState, reply: Said, state: str | None, version: int, *, most: int, ask: bool) -> bool:
         """Append a reply's tokens; return False if they are too many for the rest of the episode.
 
         Args:
@@ -159,7 +159,7 @@ class Dialogue:
 
     # ------------------------------------------------------------------ an agent's requests
 
-    def _converse(self, episode: Episode, asked: Mapping[str, Any], version: int, *, most: int) -> bool:
+    def _converse(self, episode: EpisodeState, asked: Mapping[str, Any], version: int, *, most: int) -> bool:
         """Let the model continue a conversation; return False if its new tokens are too many for the episode.
 
         A request that goes on where the newest row ends appends to it. Any other begins a row. Its prompt has the
@@ -194,7 +194,7 @@ class Dialogue:
         return True
 
     def _continued(
-        self, episode: Episode, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+        self, episode: EpisodeState, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]
     ) -> tuple[RowOfTurns | None, IntArray | None]:
         """Return the longest row that a conversation continues, and the tokens that follow it; None: there is none."""
         best: RowOfTurns | None = None
@@ -217,7 +217,7 @@ class Dialogue:
 
     # ------------------------------------------------------------------ prompts of turns
 
-    def prompt_ids(self, episode: Episode) -> IntArray:
+    def prompt_ids(self, episode: EpisodeState) -> IntArray:
         """Return the prompt of the model's present turn: the conversation so far, written afresh.
 
         Raises:
@@ -237,7 +237,7 @@ class Dialogue:
             )
         return self.speech.written([*prompt.chat["messages"], *said], prompt.chat.get("tools", ()))
 
-    def _written(self, episode: Episode, turn: Turn) -> str:
+    def _written(self, episode: EpisodeState, turn: Turn) -> str:
         """Return a turn of the model as a message's content: with special tokens, without the end of the turn."""
         ids, sampling = episode.partial.token_ids[turn.first : turn.stop], episode.request.sampling
         if len(ids) and int(ids[-1]) in sampling.stop_token_ids:
@@ -250,7 +250,7 @@ class Dialogue:
 
     # ------------------------------------------------------------------ replies that were played again
 
-    def differs(self, episode: Episode, replayed: Sequence[Said | None]) -> str | None:
+    def differs(self, episode: EpisodeState, replayed: Sequence[Said | None]) -> str | None:
         """Return how replies that were played again differ from the recorded tokens; None: they do not."""
         turns, ids = episode.partial.turns, episode.partial.token_ids
         if any(turn.asked is not None for turn in turns):

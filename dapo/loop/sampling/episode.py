@@ -25,7 +25,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Episode:
+class EpisodeState:
     """Hold an episode under way."""
 
     request: SampleRequest  # as asked for, with the limit of the whole response

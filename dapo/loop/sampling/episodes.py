@@ -22,7 +22,7 @@ import numpy as np
 
 from dapo.errors import EpisodeError
 from dapo.loop.sampling.dialogue import Dialogue
-from dapo.loop.sampling.episode import Episode, Limits, Over
+from dapo.loop.sampling.episode import EpisodeState, Limits, Over
 from dapo.loop.sampling.texts import Texts, cut, joined
 from dapo.loop.sampling.turn_rows import RowOfTurns, mask_of, present, rows_of_requests
 from dapo.metrics.phases import Phases
@@ -52,7 +52,7 @@ PATIENCE = 0.05
 """Seconds that a run whose order a clock decides waits for an answer when its engine has nothing to do."""
 
 
-def _read_for(episode: Episode, request: SampleRequest) -> int:
+def _read_for(episode: EpisodeState, request: SampleRequest) -> int:
     """Count the tokens that the model reads for a further turn: the reply, or the prompt of a row that begins."""
     turns = episode.partial.turns
     if not turns or turns[-1].who == MODEL:
@@ -97,7 +97,7 @@ class Episodes:
         self.dialogue = Dialogue(speech, texts, limits, players.abilities)
         self.lag, self.waits = lag, waits
         self._read_scores = frozenset(read_scores)
-        self._episodes: dict[Key, Episode] = {}
+        self._episodes: dict[Key, EpisodeState] = {}
         self._over: list[Over] = []  # that ended without a further word of their environment
         self._version = 0  # of the weights when answers take effect
         self.phases = Phases()
@@ -125,7 +125,7 @@ class Episodes:
             self.forget([key])
             none = np.empty(0)
             empty = Partial(none.astype(np.int64), none.astype(np.float32), none.astype(np.int32))
-            known = self._episodes[key] = Episode(request, prompt, empty if prefix is None else prefix)
+            known = self._episodes[key] = EpisodeState(request, prompt, empty if prefix is None else prefix)
             known.spoken = self.dialogue.spoken(known)
             known.lines = rows_of_requests(known.partial)
         known.request = request
@@ -242,7 +242,7 @@ class Episodes:
         self._episodes.clear()
         self.players.close()
 
-    def _is_there(self, episode: Episode, tick: int) -> bool:
+    def _is_there(self, episode: EpisodeState, tick: int) -> bool:
         return episode.due is not None and episode.due <= tick and episode.answer is not None
 
     def _arrived(self, timeout: float | None) -> None:
@@ -259,7 +259,7 @@ class Episodes:
 
     # ------------------------------------------------------------------ what becomes of a turn
 
-    def _record(self, episode: Episode, whole: Partial) -> None:
+    def _record(self, episode: EpisodeState, whole: Partial) -> None:
         """Append the model's turn that ended; engines that ignore stop strings made more than belongs to it."""
         sampling, start = episode.request.sampling, whole.turn_start
         if sampling.stop and self.texts.first_stop is not None:
@@ -274,7 +274,7 @@ class Episodes:
         episode.partial = replace(whole, turns=(*whole.turns, turn))
         episode.spoken.append(self.dialogue.say(episode, turn, len(episode.spoken)))
 
-    def _ask(self, episode: Episode, tick: int) -> None:
+    def _ask(self, episode: EpisodeState, tick: int) -> None:
         """Ask the environment about the turn that ended."""
         spent = len(episode.partial) >= episode.request.sampling.max_tokens
         if episode.finish is FinishReason.LENGTH and (spent or self.limits.truncates_tokens):
@@ -284,7 +284,7 @@ class Episodes:
         key, seed = episode.request.key, self._seed(episode)
         self._put(episode, Question(key, episode.prompt, seed, past, turn, state=self._state(episode)), tick)
 
-    def _limit(self, episode: Episode, ended: str, tick: int, past: tuple[Spoken, ...], state: str | None) -> None:
+    def _limit(self, episode: EpisodeState, ended: str, tick: int, past: tuple[Spoken, ...], state: str | None) -> None:
         """End an episode at a limit; its environment is asked for scores first, where it has some.
 
         ``past`` are the turns that the environment answered, and ``state`` is its state after them.
@@ -301,11 +301,11 @@ class Episodes:
         """Return whether a limit truncates."""
         return FinishReason.STOP if ended == "turns" and not self.limits.truncates_turns else FinishReason.LENGTH
 
-    def _put(self, episode: Episode, question: Question, tick: int) -> None:
+    def _put(self, episode: EpisodeState, question: Question, tick: int) -> None:
         episode.question, episode.answer, episode.due = question, None, tick + self.lag
         self.players.ask(question)
 
-    def _take(self, episode: Episode, answer: Answer, tick: int) -> SampleRequest | Over | None:
+    def _take(self, episode: EpisodeState, answer: Answer, tick: int) -> SampleRequest | Over | None:
         """Let an answer take effect; None: there is a further question, or the episode waits for its group."""
         question = episode.question
         assert question is not None, "an answer has a question"
@@ -320,7 +320,7 @@ class Episodes:
         return self._in_effect(episode, question, answer, tick)
 
     def _in_effect(
-        self, episode: Episode, question: Question, answer: Answer, tick: int
+        self, episode: EpisodeState, question: Question, answer: Answer, tick: int
     ) -> SampleRequest | Over | None:
         """End an episode at a limit, or go on with the reply."""
         if question.end is not None:
@@ -329,7 +329,7 @@ class Episodes:
             return self._close(episode, self._at_limit(episode.ended), episode.ended, last.scores)
         return self._answered(episode, answer.reply or Said(), answer, tick)  # no reply: nothing is said first
 
-    def _answered(self, episode: Episode, reply: Said, answer: Answer, tick: int) -> SampleRequest | Over | None:
+    def _answered(self, episode: EpisodeState, reply: Said, answer: Answer, tick: int) -> SampleRequest | Over | None:
         """Append a reply, or end the episode."""
         limit, partial = episode.request.sampling.max_tokens, episode.partial
         if partial.turns:
@@ -359,7 +359,7 @@ class Episodes:
             return self._failed(episode, f"reply: {error}")
         return self._go_on(episode, answer.state, tick)
 
-    def _credit(self, episode: Episode, last: Said) -> None:
+    def _credit(self, episode: EpisodeState, last: Said) -> None:
         """Add what the environment said at a limit to the model's last turn."""
         turns = list(episode.partial.turns)
         place = max((number for number, turn in enumerate(turns) if turn.who == MODEL), default=None)
@@ -368,7 +368,7 @@ class Episodes:
             turns[place] = replace(own, reward=own.reward + last.reward, facts={**own.facts, **last.facts})
             episode.partial = replace(episode.partial, turns=tuple(turns))
 
-    def _begun_turn(self, episode: Episode, prefix: Partial | None, tick: int) -> SampleRequest | None:
+    def _begun_turn(self, episode: EpisodeState, prefix: Partial | None, tick: int) -> SampleRequest | None:
         """Return the request for a turn of the model that is to begin, or to go on; None: the episode ended."""
         try:
             request = self._further(episode, prefix)
@@ -379,7 +379,7 @@ class Episodes:
             self._limit(episode, "reply", tick, tuple(episode.spoken), self._state(episode))
         return request
 
-    def _go_on(self, episode: Episode, state: str | None, tick: int) -> SampleRequest | Over | None:
+    def _go_on(self, episode: EpisodeState, state: str | None, tick: int) -> SampleRequest | Over | None:
         """Return the request for the turn after a reply; None: the episode ends, and is asked for scores."""
         try:
             request = self._further(episode, episode.partial if len(episode.partial) else None)
@@ -389,7 +389,7 @@ class Episodes:
             self._limit(episode, "reply", tick, tuple(episode.spoken), state)
         return request
 
-    def _further(self, episode: Episode, prefix: Partial | None) -> SampleRequest | None:
+    def _further(self, episode: EpisodeState, prefix: Partial | None) -> SampleRequest | None:
         """Return the request for the next turn of the model; None: its own prompt leaves it no token.
 
         Raises:
@@ -420,7 +420,7 @@ class Episodes:
             keep=keep,
         )
 
-    def _turn_limit(self, episode: Episode) -> int | None:
+    def _turn_limit(self, episode: EpisodeState) -> int | None:
         """Return the most tokens of the model's next turn: the recipe's limit, or less where an agent asks for less."""
         turns = episode.partial.turns
         asked = (turns[-1].asked or {}).get("max_tokens") if turns else None
@@ -433,7 +433,7 @@ class Episodes:
 
         In an evaluation the sampled responses of a problem are a group, and the greedy one is a group of its own.
         """
-        groups: dict[tuple[Lane, int, bool], list[Episode]] = {}
+        groups: dict[tuple[Lane, int, bool], list[EpisodeState]] = {}
         for key in sorted(self._episodes) if self.held() else ():
             episode = self._episodes[key]
             greedy = episode.request.sampling.temperature == 0.0
@@ -444,7 +444,7 @@ class Episodes:
                 first.held = False
                 self._put(first, Question(keys[0], first.prompt, self._seed(first), members=keys), tick)
 
-    def _scored(self, first: Episode, question: Question, answer: Answer, tick: int) -> list[Over]:
+    def _scored(self, first: EpisodeState, question: Question, answer: Answer, tick: int) -> list[Over]:
         """End the episodes of a group with their scores; where a process was lost, ask about their last turns again."""
         first.question = first.answer = first.due = None
         members = [self._episodes[key] for key in question.members]
@@ -471,14 +471,14 @@ class Episodes:
 
     # ------------------------------------------------------------------ the end
 
-    def _failed(self, episode: Episode, failure: str) -> Over:
+    def _failed(self, episode: EpisodeState, failure: str) -> Over:
         key = episode.request.key
         if self.limits.ends_on_error:
             return self._close(episode, FinishReason.STOP, "error", {})
         over = self._close(episode, FinishReason.FAILED, "error", {})
         return Over(key, over.completion, f"{ENVIRONMENT}{failure}")
 
-    def _close(self, episode: Episode, finish: FinishReason, ended: str, scores: Mapping[str, float]) -> Over:
+    def _close(self, episode: EpisodeState, finish: FinishReason, ended: str, scores: Mapping[str, float]) -> Over:
         """Make the response of an episode that ended.
 
         Raises:
@@ -512,7 +512,7 @@ class Episodes:
         )
         return Over(key, made)
 
-    def _anew(self, episode: Episode, differs: str, tick: int) -> SampleRequest | None:
+    def _anew(self, episode: EpisodeState, differs: str, tick: int) -> SampleRequest | None:
         """Begin an episode again whose recorded turns cannot be had back; None: the environment comes first."""
         key, tokens = episode.request.key, episode.partial.model_tokens
         self.not_repeatable += 1
@@ -526,10 +526,10 @@ class Episodes:
         self.forget([key])
         return self.begin(replace(episode.request, prefix=None), episode.prompt, tick)
 
-    def _state(self, episode: Episode) -> str | None:
+    def _state(self, episode: EpisodeState) -> str | None:
         """Return the environment's state after its last reply, where it was recorded."""
         replies = [turn for turn in episode.partial.turns if turn.who != MODEL]
         return replies[-1].state if replies else None
 
-    def _seed(self, episode: Episode) -> int:
+    def _seed(self, episode: EpisodeState) -> int:
         return derive_seed(episode.request.seed, SEEDS)
