@@ -234,9 +234,9 @@ def test_clipping_of_whole_responses_is_no_sign():
     assert "clip_share" not in found(rows(train__clip_high=0.2), *gspo)
 
 
-def test_the_cap_of_cispo_takes_no_gradient():
-    assert "clip_share" in found(rows(train__clip_high=0.2))
-    assert "clip_share" not in found(rows(train__clip_high=0.2), "algorithm.loss.kind=cispo")
+@pytest.mark.parametrize(("kind", "clips"), [("clip", True), ("clip_cov", True), ("cispo", False), ("sapo", False)])
+def test_only_losses_with_a_clip_take_gradients_away(kind, clips):
+    assert ("clip_share" in found(rows(train__clip_high=0.2), f"algorithm.loss.kind={kind}")) == clips
 
 
 @pytest.mark.parametrize("cut", ["rollout.top_p=0.9", "rollout.top_k=5"])
