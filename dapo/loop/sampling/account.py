@@ -52,7 +52,11 @@ ADDITIVE = (
 
 
 class Account:
-    """Keep the counts of one step (reset by ``begin``) and running totals."""
+    """Keep the counts of one step (reset by ``begin``) and running totals.
+
+    Attributes:
+        ended: the counts are in the totals: the step is over, with a batch or given up.
+    """
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
@@ -71,14 +75,14 @@ class Account:
         self.unscored: Counter[str] = Counter()  # responses of the groups judged in this step, by reason
         self.groups: list[Group] = []  # judged in this step
         self.settled: list[Group] = []  # whose fate was decided in this step, whenever they were judged
-        self._ended = False
+        self.ended = False
 
     def begin(self, engine_stats: Metrics) -> None:
         """Begin a step; ``engine_stats`` is what the engine has counted before it.
 
         What happened since the last ``take`` counts for the step; a step that was given up does not.
         """
-        if self._ended:
+        if self.ended:
             self._reset()
         self._engine_before = dict(engine_stats)
 
@@ -89,12 +93,12 @@ class Account:
             self.count[f"sampling/{name}"] = engine.get(name, 0)
         for key in ADDITIVE:
             self.totals[key] += self.count[key]
-        self._ended = True
+        self.ended = True
         return engine
 
     def state(self) -> dict[str, dict[str, float]]:
         """Return totals, and what happened after the last step ended (an asynchronous driver's ``pause``)."""
-        return {"totals": dict(self.totals), "count": {} if self._ended else {k: v for k, v in self.count.items() if v}}
+        return {"totals": dict(self.totals), "count": {} if self.ended else {k: v for k, v in self.count.items() if v}}
 
     def load(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Continue from ``state()``."""

@@ -556,7 +556,7 @@ class StreamingCollector:
     # ------------------------------------------------------------------ what a checkpoint has
 
     def _state(self) -> dict[str, Any]:
-        selected = self.selector.state()
+        selected, account = self.selector.state(), self.account
         return {
             "next_group": self.next_group,
             "estimate": self.refill.state(),
@@ -564,9 +564,10 @@ class StreamingCollector:
             "stream": deepcopy(selected["stream"]),  # a stream of the user's may return what it goes on with
             "kept": [group_state(group) for group in self.kept],
             "open": [open_group_state(group) for group in self.open.values()],
-            "account": self.account.state(),
-            # the last step of a run that overlaps has no step beside it: groups that end then count for the next one
-            **({"begun": self._begun_state()} if self.begun or self.account.groups else {}),
+            "account": account.state(),
+            # the last step of a run that overlaps has no step beside it: groups that end then count for the next one;
+            # those of a step that was given up are in the totals and in ``stopped/``, and count for none
+            **({"begun": self._begun_state()} if self.begun or (account.groups and not account.ended) else {}),
         }
 
     def _begun_state(self) -> dict[str, Any]:

@@ -334,6 +334,35 @@ def test_what_a_lost_engine_had_made_is_kept_and_continued(tmp_path):
     assert total == trained_before + now + waiting  # nothing was made twice
 
 
+def test_groups_of_a_step_that_was_given_up_do_not_count_for_the_step_that_is_collected_again(tmp_path):
+    """They are in the totals and in the table of where it stopped; the next line counts its own groups."""
+    world = MIXED | {"accuracy": lambda g, i: float(i and g % 3 != 1), "length": lambda g, i: 3 + g % 3, "group": 2}
+    world |= {"prompts": 4, "capacity": 8}
+    collector = make_collector(**world)
+    poll = collector.engine.poll
+
+    def dying(timeout=None):
+        if {group.verdict for group in collector.account.groups} >= {Verdict.KEPT, Verdict.ALL_WRONG}:
+            raise EngineError("the engine is gone")
+        return poll(timeout)
+
+    collector.engine.poll = dying
+    with pytest.raises(EngineError, match="gone"):
+        collector.collect(1)
+    before = {group.id for group in collector.account.groups}
+    held = {group.id for group in collector.kept}
+    totals = dict(collector.account.totals)
+    again = reloaded(collector, tmp_path, **world)
+    batch = again.collect(1)
+    own = {group.id for group in batch.finished}
+    assert before - held
+    assert not own & (before - held)
+    finished = batch.metrics["groups/finished"]
+    assert batch.metrics["groups/kept_share"] == batch.metrics["groups/kept"] / finished
+    assert sum(batch.metrics[f"groups/{verdict}_share"] for verdict in Verdict) == 1.0
+    assert batch.metrics["total/groups/finished"] == totals["groups/finished"] + finished
+
+
 def test_prompts_taken_when_the_engine_dies_at_a_submit_are_kept(tmp_path):
     world = MIXED | {"length": lambda g, i: 3, "prompts": 4, "capacity": 40}
     collector = make_collector(**world)
