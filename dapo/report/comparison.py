@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dapo.observe.text import number, percent
 from dapo.report.compare import labels_of
-from dapo.report.family import FREE
+from dapo.report.family import shared
 from dapo.report.page_data import FamilyView, Tone
 from dapo.report.reader import RunContents
 from dapo.report.rules.facts import AccuracyPoint, Facts, half_of_difference
@@ -17,6 +17,8 @@ from dapo.words import counted
 
 NAMED = 2
 """Settings that name a family; further ones are counted."""
+LONGEST = 40
+"""Characters of a setting's value in such a name."""
 LAST = 5
 """Steps at the end whose mean is compared where no held-out problems were asked."""
 _STUDENT = (
@@ -85,14 +87,18 @@ def name_families(families: Sequence[Sequence[RunContents]]) -> list[str]:
     first = [members[0] for members in families]
     if len(first) < 2 or any(run.recipe is None for run in first):
         return [""] * len(first)
-    settings = [_flat(run.recipe.model_dump(mode="json")) for run in first if run.recipe is not None]
+    settings = [_flat(shared(run.recipe.model_dump(mode="json"))) for run in first if run.recipe is not None]
     paths = [path for path in dict.fromkeys(path for one in settings for path in one) if _differs(path, settings)]
     if "preset" in paths:  # a preset stands for all that it sets
         given = {path for run in first for path, _, _ in run.difference}
         paths = ["preset", *(path for path in paths if path in given)]
     more = f" and {counted(len(paths) - NAMED, 'more setting')}" if len(paths) > NAMED else ""
     short = {path: _ending(path, {other for one in settings for other in one}) for path in paths[:NAMED]}
-    return [", ".join(f"{name}={one.get(path, 'none')}" for path, name in short.items()) + more for one in settings]
+    return [", ".join(f"{short[path]}={_cut(one.get(path, 'none'))}" for path in short) + more for one in settings]
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= LONGEST else f"{value[: LONGEST - 1].rstrip()}…"
 
 
 def _ending(path: str, paths: Collection[str]) -> str:
@@ -100,6 +106,8 @@ def _ending(path: str, paths: Collection[str]) -> str:
     parts = path.split(".")
     for start in range(len(parts) - 2, 0, -1):
         ending = ".".join(parts[start:])
+        if parts[start].isdigit():  # a place in a list says nothing without the list's name
+            continue
         if sum(other == ending or other.endswith(f".{ending}") for other in paths) == 1:
             return ending
     return path
@@ -107,15 +115,15 @@ def _ending(path: str, paths: Collection[str]) -> str:
 
 def _flat(value: Any, path: str = "") -> dict[str, str]:
     """Return the leaves of a recipe by path, each as it could be written in one."""
-    if isinstance(value, dict):
-        parts = value if path else {key: part for key, part in value.items() if key != "run"}
-        found: dict[str, str] = {}
-        for key, part in parts.items():
-            found |= _flat(part, f"{path}.{key}" if path else str(key))
-        if not path and isinstance(value.get("run"), dict):
-            found |= _flat({key: part for key, part in value["run"].items() if key not in FREE}, "run")
-        return found
-    return {path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
+    parts: dict[str, Any] = value if isinstance(value, dict) else {}
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        parts = {str(place): part for place, part in enumerate(value)}
+    if not parts and value != {}:
+        return {path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
+    found: dict[str, str] = {}
+    for key, part in parts.items():
+        found |= _flat(part, f"{path}.{key}" if path else str(key))
+    return found
 
 
 def _differs(path: str, settings: Sequence[Mapping[str, str]]) -> bool:
@@ -157,7 +165,8 @@ def _difference(
     if len(before) == len(after) == 1 and measure.key == "validation/accuracy":
         (a,), (b,) = before.values(), after.values()
         half = half_of_difference(_evaluation(first[0], a), _evaluation(second[0], b))
-        return MeanDifference(b - a, half, "of the problems asked; seeds differ, too") if half else None
+        how = "of the problems asked" if seeds else "of the problems asked; seeds differ, too"
+        return MeanDifference(b - a, half, how) if half else None
     return None
 
 

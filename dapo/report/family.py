@@ -1,4 +1,4 @@
-"""Which runs belong together: those whose recipes differ in seed and name alone."""
+"""Which runs belong together: those whose recipes differ in seeds and name alone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,23 @@ def family_of(given: dict[str, Any]) -> str:
     Raises:
         ValueError: a number that no recipe has; RecursionError: a value too deep.
     """
-    plain = _plain(given)
-    if isinstance(plain.get("run"), dict):
-        plain["run"] = {key: value for key, value in plain["run"].items() if key not in FREE}
-    else:
-        plain["run"] = {}
+    plain = shared(_plain(given))
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def shared(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return what the runs of one family share: a recipe without ``FREE``, and without seeds of generated problems."""
+    run, data = (part if isinstance(part := recipe.get(name), dict) else {} for name in ("run", "data"))
+    kept = recipe | {"run": {key: value for key, value in run.items() if key not in FREE}}
+    return kept | {"data": {key: _without_seeds(value) for key, value in data.items()}} if data else kept
+
+
+def _without_seeds(sources: Any) -> Any:
+    if not isinstance(sources, list):
+        return sources
+    return [
+        {key: value for key, value in one.items() if key != "seed"} if isinstance(one, dict) else one for one in sources
+    ]
 
 
 def _plain(value: Any) -> Any:

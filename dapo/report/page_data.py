@@ -237,7 +237,7 @@ class RunView(TypedDict):
     label: str  # unique within the bundle
     folder: str  # as the reader named it
     supervised: bool  # it imitates: it has losses, and neither responses nor rewards
-    family: str  # runs whose recipes differ in seed and name alone share one
+    family: str  # runs whose recipes differ in seeds and name alone share one
     seed: int | None
     status: Status
     sentences: list[str]  # the outcome in words

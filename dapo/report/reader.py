@@ -89,7 +89,7 @@ class RunContents:
     processes: list[ProcessView] = field(default_factory=list)  # processes.json
     notes: list[str] = field(default_factory=list)
     seed: int | None = None
-    family: str = ""  # equal for recipes that differ in seed and name alone; "" where there is no recipe
+    family: str = ""  # equal for recipes that differ in seeds and name alone; "" where there is no recipe
     marks: dict[str, _Mark] = field(default_factory=dict, repr=False)  # by file name
     root: Path | None = None  # links may lead to anywhere below it; None: below the run's folder
 

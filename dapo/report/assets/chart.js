@@ -132,7 +132,7 @@ class Chart {
         {
           type: "button",
           "aria-pressed": String(!this.off.has(row.label)),
-          title: "Show or hide this line",
+          title: `${row.label}: show or hide this line`,
           on: { click: () => this.hide(index, button) },
         },
         swatch(row, this.stack),
@@ -144,6 +144,7 @@ class Chart {
     });
     const single = this.rows.every((row) => row.entity === null);
     this.legend.classList.toggle("by", !single);
+    this.legend.classList.toggle("runs", single && this.page.entities.length > 1); // a line each: names are long
     this.legend.replaceChildren(
       ...[...byRun].map(([name, buttons]) => el("li", {}, single ? null : el("span", {}, inline(name, 40)), buttons)),
     );

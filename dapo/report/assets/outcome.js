@@ -224,6 +224,11 @@ function families(page) {
   );
 }
 
+/** A run's name, which a narrow column breaks between its words. */
+function inParts(label) {
+  return label.split(/(?<=[_/.-])/).map((part, i) => [i ? el("wbr") : null, inline(part, 60)]);
+}
+
 /** A column a run, a row a number. What stands under a number on a run's own page is its title here. */
 function comparison(page, runs) {
   const labels = new Map();
@@ -245,7 +250,7 @@ function comparison(page, runs) {
           "tr",
           {},
           el("th", { scope: "col" }, "Run"),
-          runs.map((run) => el("th", { scope: "col" }, runMark(page, run), inline(run.label, 60), " ", badge(run))),
+          runs.map((run) => el("th", { scope: "col" }, runMark(page, run), inParts(run.label), " ", badge(run))),
         ),
       ),
       el(

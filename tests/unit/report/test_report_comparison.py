@@ -1,6 +1,7 @@
 """Recipes against one another: names by what differs, and intervals that were worked out by hand."""
 
 from dapo.observe.run_folder import RunFolder
+from dapo.report.compare import families
 from dapo.report.comparison import compare_families, name_families
 from dapo.report.reader import RunContents, read_run
 
@@ -40,8 +41,10 @@ def test_single_runs_have_the_interval_of_their_evaluations(tmp_path):
     one = run_of(tmp_path, "a", 1, {5: 0.5}, half=0.03)
     two = run_of(tmp_path, "b", 1, {5: 0.3}, half=0.04)
     view = compare_families([one, two])[1]
-    assert "−20.0 points against a-1 (95 % interval −25.0 to −15.0, of the problems asked" in view["said"]
+    assert "−20.0 points against a-1 (95 % interval −25.0 to −15.0, of the problems asked)" in view["said"]
     assert view["tone"] == "bad"
+    other = run_of(tmp_path, "c", 2, {5: 0.3}, half=0.04)
+    assert "of the problems asked; seeds differ, too)" in compare_families([one, other])[1]["said"]
 
 
 def test_the_last_step_that_all_measured_counts(tmp_path):
@@ -94,6 +97,23 @@ def test_a_family_is_named_by_the_settings_that_differ(tmp_path, make_run):
     assert name.count("=") == 2
     assert name_families([[base], [named()]]) == ["", ""]
     assert name_families([[base]]) == [""]
+
+
+def test_seeds_of_generated_problems_are_seeds_and_other_settings_of_a_list_are_named_by_their_place(
+    tmp_path, make_run
+):
+    def of(seed, problems, **more):
+        data = {"train": [{"task": "signed_sum", "seed": problems, **more}]}
+        return read_run(make_run(tmp_path / f"{seed}-{problems}-{len(more)}", seed=seed, settings={"data": data}))
+
+    small = {"size": 500, "options": {"max_terms": 3, "min_terms": 3}}
+    runs = [of(1, 101), of(2, 102), of(1, 101, **small), of(2, 102, **small)]
+    assert families(runs) == {runs[0].family: runs[:2], runs[2].family: runs[2:]}
+    one, other = name_families([runs[:2], runs[2:]])
+    assert one == "train.0.size=null, options.max_terms=none and 1 more setting"
+    assert other == "train.0.size=500, options.max_terms=3 and 1 more setting"
+    long = of(3, 101, name="x" * 80)
+    assert f"train.0.name={'x' * 39}…" in name_families([runs[:1], [long]])[1]
 
 
 def test_a_run_of_another_version_has_no_settings_to_be_named_by(tmp_path, make_run):
