@@ -15,7 +15,7 @@ from dapo.config.deployment import engine_kind, is_pool, learner_place, overlaps
 from dapo.config.mixed import mixed_by_spread
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Clip, Recipe
-from dapo.config.schema.kinds import ClippedLoss, GroupAdvantage
+from dapo.config.schema.kinds import GroupAdvantage
 from dapo.config.staleness import keeps_old_cache, staleness_warnings
 
 
@@ -75,12 +75,7 @@ def _sampling(r: Recipe) -> Iterator[str]:
 
 def _loss(r: Recipe) -> Iterator[str]:
     loss = r.algorithm.loss
-    if isinstance(loss, ClippedLoss) and loss.ratio == "sequence" and loss.reduction.kind != "sequence_mean":
-        yield (
-            f"algorithm.loss.ratio: sequence with reduction: {loss.reduction.kind}: GSPO is a mean over responses "
-            "(algorithm.loss.reduction=sequence_mean, as in the preset gspo); here a response's one ratio counts "
-            "by other weights"
-        )
+    yield from loss.doubts()
     if kl_in_loss(r) and r.algorithm.kl_estimator == "k1":
         yield (
             "algorithm.kl_estimator: k1 as a term of the loss has no expected gradient on the policy's own samples: "
@@ -90,9 +85,9 @@ def _loss(r: Recipe) -> Iterator[str]:
     one_minibatch = (r.learner.minibatch_prompts or r.rollout.prompts_per_step) >= r.rollout.prompts_per_step
     one_step = one_minibatch and r.learner.epochs_per_rollout == 1
     fresh = not overlaps(r) and r.algorithm.dynamic_sampling.mode == "off"
-    if loss.kind == "kl_cov" and one_step and (fresh or ratio_against(r) == "learner"):
+    if loss.penalises_distance and one_step and (fresh or ratio_against(r) == "learner"):
         yield (
-            "algorithm.loss.kind: kl_cov with one optimizer step per training step: every ratio is 1, where the "
+            f"algorithm.loss.kind: {loss.kind} with one optimizer step per training step: every ratio is 1, where the "
             "penalty abs(log r) has no slope, so it does nothing. Set learner.minibatch_prompts below "
             "rollout.prompts_per_step, or learner.epochs_per_rollout above 1"
         )
