@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from dapo.config.check_sft import long_warmup
 from dapo.config.checks import (
     correction_kind,
     kl_in_loss,
@@ -37,7 +38,7 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
         *_rewards(recipe),
         *_lora(recipe),
         *_sizes(recipe),
-        *_warmup(recipe, changed),
+        *_warmup(recipe),
         *_run(recipe),
         *staleness_warnings(recipe),
         *_unread(recipe, changed),
@@ -183,15 +184,10 @@ def _sizes(r: Recipe) -> Iterator[str]:
         yield "run.threads above 1 helps only on an otherwise idle machine; on a busy one it is many times slower"
 
 
-def _warmup(r: Recipe, changed: Collection[str]) -> Iterator[str]:
-    """Warn of a chosen warm-up; a run that was only cut short for a trial gets no warning."""
-    total = schedule_steps(r)
-    if "learner.warmup" in changed and r.learner.warmup >= total > 0:
-        reached = r.learner.learning_rate * total / r.learner.warmup
-        yield (
-            f"learner.warmup = {r.learner.warmup:,} steps, and the run has {total:,}: the learning rate ends at "
-            f"{reached:.2g} and never reaches learner.learning_rate = {r.learner.learning_rate:.2g}"
-        )
+def _warmup(r: Recipe) -> Iterator[str]:
+    of = "optimizer steps" if r.learner.schedule_unit == "optimizer" else "steps"
+    if said := long_warmup("learner", r.learner.warmup, schedule_steps(r), r.learner.learning_rate, of):
+        yield said
 
 
 def _run(r: Recipe) -> Iterator[str]:
