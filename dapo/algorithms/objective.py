@@ -88,8 +88,6 @@ class Objective:
     by_token: bool = False
     """The loss of a token depends on that token alone, so a response may be cut into parts of several passes. False:
     all parts of a response (``environment.rows: turns``) are in one pass, and ``LossInputs.rows`` joins them."""
-    clips_tokens: bool = False
-    """The ratio is bounded token by token, so that the clipped share says how far a step goes."""
     kl_coefficient: float = 0.0
     """Of the KL term, which acts on every token with loss, untouched by clipping and importance correction."""
     kl_estimator: KlEstimator = "k3"
@@ -151,7 +149,6 @@ def clip_objective(
         partial(clipped_loss, low=low, high=high, dual=dual, ratio=ratio),
         zero_advantage_is_free=True,
         by_token=ratio == "token",
-        clips_tokens=ratio == "token",
     )
 
 

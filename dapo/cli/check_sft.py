@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dapo.cli.check_memory import adapter_lines, estimate_memory, load_tokenizer_and_facts, size_text
 from dapo.cli.check_screen import NOT_HERE_TITLE, WARNINGS, Sections, hidden
 from dapo.config import LoadedRecipe, Recipe
-from dapo.config.check_sft import supervised, unreached
+from dapo.config.check_sft import long_warmup, supervised
 from dapo.types.model import ModelFacts
 from dapo.words import counted
 
@@ -66,7 +66,7 @@ def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
         f"{counted(count, 'example')}"
     )
     yield f"learning rate {sft.learning_rate:g}, {sft.schedule}, after {counted(sft.warmup, 'step')} of warm-up"
-    if note := unreached(sft, steps):
+    if note := long_warmup("sft", sft.warmup, steps, sft.learning_rate):
         yield f"warning: {note}"
     if examples.validation and sft.every:
         held_out = sum(map(len, examples.validation.values()))

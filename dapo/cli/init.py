@@ -224,6 +224,7 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
         "learner:",
         f"  learning_rate: {rate}           # try a third and three times of it; 1e-6 is the paper's, for 32 B",
         f"  minibatch_prompts: {size // 2}            # groups per optimiser step: two optimiser steps a training step",
+        f"  warmup: {min(10, wanted.steps // 10)}                      # training steps until the whole rate is taken",
         "",
         "validation:",
         "  every: 10                       # training steps between evaluations",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from dapo.config.deployment import engine_kind
 from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
-from dapo.config.schema.kinds import Cispo, ClipCov, ClippedLoss, MicroBatchMean
+from dapo.config.schema.kinds import MicroBatchMean
+from dapo.config.section import Section
+from dapo.config.settings import REQUIRED
 
 
 def check_loss(recipe: Recipe) -> Iterator[Problem]:
@@ -32,11 +35,10 @@ def _micro_batches(r: Recipe) -> Iterator[Problem]:
 
 
 def _kinds(r: Recipe) -> Iterator[Problem]:
-    loss, advantage = r.algorithm.loss, r.algorithm.advantage
-    if isinstance(loss, Cispo) and (loss.floor or 0) >= loss.cap:
-        yield Problem("algorithm.loss.floor", f"must be below cap = {loss.cap:g}", loss.floor)
-    if isinstance(loss, ClipCov) and loss.above >= loss.below:
-        yield Problem("algorithm.loss.below", f"must be above {loss.above:g} (algorithm.loss.above)", loss.below)
+    advantage = r.algorithm.advantage
+    for key, wrong in r.algorithm.loss.contradictions(r.algorithm.clip):
+        value = attrgetter(key)(r.algorithm)
+        yield Problem(f"algorithm.{key}", wrong, REQUIRED if isinstance(value, Section) else value)
     if advantage.by_reward and r.algorithm.shaping is not None:
         yield Problem(
             "algorithm.shaping", f"is not read by advantage.kind: {advantage.kind}, which sees each reward by itself"
@@ -54,17 +56,9 @@ def _clip(r: Recipe) -> Iterator[Problem]:
         yield Problem(
             "algorithm.clip.dual", f"{loss.kind} has no dual clip; take it out, or set loss.kind: clip", clip.dual
         )
-    if "low" not in loss.clips:
-        return
-    if clip.low >= 1:
+    if "low" in loss.clips and clip.low >= 1:
         yield Problem(
             "algorithm.clip.low", "the lower bound 1 - low must stay above 0: use less than 1 (0.2)", clip.low
-        )
-    if isinstance(loss, ClippedLoss) and loss.ratio == "sequence" and max(clip.low, clip.high) > 0.05:
-        yield Problem(
-            "algorithm.clip",
-            f"bounds of {clip.low:g} / {clip.high:g} never bind on a sequence ratio, which averages over tokens; "
-            "use 3e-4 / 4e-4 (algorithm.clip.low, algorithm.clip.high)",
         )
 
 

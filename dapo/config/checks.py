@@ -214,11 +214,12 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
                     f"rollout.{name}={neutral:g} or algorithm.old_logprobs=learner",
                     value,
                 )
-    if r.algorithm.loss.kind == "kl_cov" and ratio_against(r) != "learner" and not _exact_sampler(r):
+    if r.algorithm.loss.penalises_distance and ratio_against(r) != "learner" and not _exact_sampler(r):
         yield Problem(
             "algorithm.old_logprobs",
-            "cannot be used with loss.kind: kl_cov here: engine and learner round differently, and the penalty "
-            "abs(log r) takes the sign of that difference for a direction; set algorithm.old_logprobs=learner or auto",
+            f"cannot be used with loss.kind: {r.algorithm.loss.kind} here: engine and learner round differently, and "
+            "the penalty abs(log r) takes the sign of that difference for a direction; set "
+            "algorithm.old_logprobs=learner or auto",
             r.algorithm.old_logprobs,
         )
     if ratio_against(r) == "sampler" and r.algorithm.correction.kind not in ("auto", "none", "mask_off_policy"):

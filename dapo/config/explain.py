@@ -15,6 +15,7 @@ from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, generic, settings
 from dapo.errors import RecipeError
 from dapo.metrics.peers import peer_metric
+from dapo.metrics.printed import printed
 
 PAPER = "arXiv 2503.14476"
 _PAPER = {
@@ -60,17 +61,6 @@ _RULES = {
     "fixed": "cannot change in a run",
 }
 
-_PRINTED = {
-    "accuracy": "reward/accuracy",
-    "kept": "sampling/acceptance_rate",
-    "length": "response/length_mean",
-    "tok/s": "time/tokens_per_second",
-    "unscored": "reward/unscored",
-    "truncated": "validation/truncated_share",
-    "held-out": "validation/accuracy",
-}
-"""Metrics by the word that the lines of a step or an evaluation print for them."""
-
 
 def explain(key: str) -> list[str]:
     """Return what is known of a key, as lines.
@@ -85,9 +75,10 @@ def explain(key: str) -> list[str]:
     key = key.strip()
     if (exact := settings().get(generic(key))) is not None:
         return _known(exact)
-    if key not in _PRINTED and (found := _by_last_part(key)):
-        return [line for one in found for line in (*([""] if one is not found[0] else []), *_known(one))]
-    if metric := _peer_metric(key) or _metric(_PRINTED.get(key, key)):
+    shown = [_metric(metric) or [] for metric in printed(key)]
+    if known := [*shown, *map(_known, _by_last_part(key))]:
+        return [line for one in known for line in (*([""] if one is not known[0] else []), *one)]
+    if metric := _peer_metric(key) or _metric(key):
         return metric
     if (old := moved_key(key)) and (peer_hint(key) is None or "." in key):
         return [moved_hint(old), *(["", *explain(MOVED[old])] if MOVED[old] else [])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from dapo.config.check_sft import long_warmup
 from dapo.config.checks import (
     correction_kind,
     kl_in_loss,
@@ -15,7 +16,7 @@ from dapo.config.deployment import engine_kind, is_pool, learner_place, overlaps
 from dapo.config.mixed import mixed_by_spread
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Clip, Recipe
-from dapo.config.schema.kinds import ClippedLoss, GroupAdvantage
+from dapo.config.schema.kinds import GroupAdvantage
 from dapo.config.staleness import keeps_old_cache, staleness_warnings
 
 
@@ -37,7 +38,7 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
         *_rewards(recipe),
         *_lora(recipe),
         *_sizes(recipe),
-        *_warmup(recipe, changed),
+        *_warmup(recipe),
         *_run(recipe),
         *staleness_warnings(recipe),
         *_unread(recipe, changed),
@@ -75,12 +76,7 @@ def _sampling(r: Recipe) -> Iterator[str]:
 
 def _loss(r: Recipe) -> Iterator[str]:
     loss = r.algorithm.loss
-    if isinstance(loss, ClippedLoss) and loss.ratio == "sequence" and loss.reduction.kind != "sequence_mean":
-        yield (
-            f"algorithm.loss.ratio: sequence with reduction: {loss.reduction.kind}: GSPO is a mean over responses "
-            "(algorithm.loss.reduction=sequence_mean, as in the preset gspo); here a response's one ratio counts "
-            "by other weights"
-        )
+    yield from loss.doubts()
     if kl_in_loss(r) and r.algorithm.kl_estimator == "k1":
         yield (
             "algorithm.kl_estimator: k1 as a term of the loss has no expected gradient on the policy's own samples: "
@@ -90,9 +86,9 @@ def _loss(r: Recipe) -> Iterator[str]:
     one_minibatch = (r.learner.minibatch_prompts or r.rollout.prompts_per_step) >= r.rollout.prompts_per_step
     one_step = one_minibatch and r.learner.epochs_per_rollout == 1
     fresh = not overlaps(r) and r.algorithm.dynamic_sampling.mode == "off"
-    if loss.kind == "kl_cov" and one_step and (fresh or ratio_against(r) == "learner"):
+    if loss.penalises_distance and one_step and (fresh or ratio_against(r) == "learner"):
         yield (
-            "algorithm.loss.kind: kl_cov with one optimizer step per training step: every ratio is 1, where the "
+            f"algorithm.loss.kind: {loss.kind} with one optimizer step per training step: every ratio is 1, where the "
             "penalty abs(log r) has no slope, so it does nothing. Set learner.minibatch_prompts below "
             "rollout.prompts_per_step, or learner.epochs_per_rollout above 1"
         )
@@ -188,15 +184,10 @@ def _sizes(r: Recipe) -> Iterator[str]:
         yield "run.threads above 1 helps only on an otherwise idle machine; on a busy one it is many times slower"
 
 
-def _warmup(r: Recipe, changed: Collection[str]) -> Iterator[str]:
-    """Warn of a chosen warm-up; a run that was only cut short for a trial gets no warning."""
-    total = schedule_steps(r)
-    if "learner.warmup" in changed and r.learner.warmup >= total > 0:
-        reached = r.learner.learning_rate * total / r.learner.warmup
-        yield (
-            f"learner.warmup = {r.learner.warmup:,} steps, and the run has {total:,}: the learning rate ends at "
-            f"{reached:.2g} and never reaches learner.learning_rate = {r.learner.learning_rate:.2g}"
-        )
+def _warmup(r: Recipe) -> Iterator[str]:
+    of = "optimizer steps" if r.learner.schedule_unit == "optimizer" else "steps"
+    if said := long_warmup("learner", r.learner.warmup, schedule_steps(r), r.learner.learning_rate, of):
+        yield said
 
 
 def _run(r: Recipe) -> Iterator[str]:

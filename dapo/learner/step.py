@@ -19,7 +19,7 @@ from dapo.algorithms.correction import OffPolicyMask, tokens_corrected
 from dapo.algorithms.hook_checks import LossHook
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
-from dapo.algorithms.registry import OLD_LOGPROBS
+from dapo.algorithms.variants.a3po import interpolated_logprobs
 from dapo.errors import LearnerError, first_line
 from dapo.learner.determinism import deterministic_algorithms
 from dapo.learner.metrics import Rated, TokenRecord, corrections
@@ -291,9 +291,9 @@ class PolicyStep:
             olds = _by_row(logprobs, batch)
         else:
             olds = [old_logprobs[number] for number in batch.order]
-        if (between := OLD_LOGPROBS.get(ratio_against)) is not None:
+        if ratio_against == "interpolated":
             olds = [
-                between(own, row.sampler_logprobs, version - row.versions)
+                interpolated_logprobs(own, row.sampler_logprobs, version - row.versions)
                 for row, own in zip(chosen, olds, strict=True)
             ]
         if self.correction is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console as RichConsole
 from rich.text import Text
 
+from dapo.metrics.printed import EVALUATION, STEP
 from dapo.observe import supervised
 from dapo.observe.text import clean, duration, number, percent, shorten
 from dapo.observe.view import BAD, GOOD, QUIET, RunState, accuracy_text
@@ -28,20 +29,21 @@ def step_line(state: RunState, width: int | None = None) -> str:
         return "  ".join(parts if width is None or len("  ".join(parts)) <= width else parts[:3])
     parts = [
         f"step {state.step:>{digits}}/{state.total_steps}",
-        f"accuracy {percent(metrics.get('reward/accuracy'))}",
-        f"kept {percent(metrics.get('sampling/acceptance_rate'), 0)}",
-        f"entropy {number(metrics.get('train/entropy'))}",
-        f"length {number(metrics.get('response/length_mean'))}",
-        f"{number(metrics.get('time/tokens_per_second'))} tok/s",
+        *(_word(word, metrics.get(key)) for word, key in STEP.items() if word != "unscored" or metrics.get(key)),
     ]
-    if metrics.get("reward/unscored"):
-        parts.append(f"unscored {number(metrics['reward/unscored'])}")
     if left is not None:
         parts.append(f"{duration(left)} left")
     for spare in (5, 4, 3):  # tokens a second, the length, the entropy
         if width is not None and len("  ".join(parts)) > width:
             del parts[spare]
     return "  ".join(parts)
+
+
+def _word(word: str, value: float | None) -> str:
+    """Return a word of a step's line with its number."""
+    if word == "tok/s":
+        return f"{number(value)} {word}"
+    return f"{word} {percent(value) if word == 'accuracy' else percent(value, 0) if word == 'kept' else number(value)}"
 
 
 def validation_lines(
@@ -85,13 +87,9 @@ def _evaluation(
     prefix = f"validation/{name}"
     line = Text(no_wrap=True, overflow="ellipsis").append_text(head).append_text(accuracy_text(metrics, prefix))
     parts = [
-        Text().append(f"  {label} ", style=QUIET).append(form(metrics[prefix + key]))
-        for label, key, form in (
-            ("greedy", "greedy_accuracy", percent),
-            ("length", "length_mean", number),
-            ("truncated", "truncated_share", percent),
-        )
-        if prefix + key in metrics
+        Text().append(f"  {word} ", style=QUIET).append(number(value) if word == "length" else percent(value))
+        for word in ("greedy", "length", "truncated")
+        if (value := metrics.get(prefix + EVALUATION[word].removeprefix("validation/"))) is not None
     ]
     if metrics.get(f"{prefix}unscored"):
         parts.insert(0, _unscored(metrics, prefix, why))

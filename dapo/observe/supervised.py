@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
+from dapo.metrics.printed import SUPERVISED_STEP, SUPERVISED_VIEW
 from dapo.observe.metrics import Row, series
 from dapo.observe.text import number
 
@@ -13,12 +14,7 @@ MARK = "sft/epoch"
 """A metric that every step of a supervised run has, and no other."""
 TRAINED, HELD_OUT = "train/loss", "validation/loss"
 TILES: list[tuple[str, str, Callable[[float | None], str]]] = [
-    ("loss", TRAINED, number),
-    ("held-out loss", HELD_OUT, number),
-    ("epoch", MARK, number),
-    ("entropy", "train/entropy", number),
-    ("gradient norm", "train/grad_norm", number),
-    ("tokens/s", "time/trained_tokens_per_second", number),
+    (title, key, number) for title, key in SUPERVISED_VIEW.items()
 ]
 """The few numbers that matter: title, key, format."""
 
@@ -38,11 +34,12 @@ def is_supervised(rows: Sequence[Row]) -> bool:
 
 def step_parts(metrics: Mapping[str, float]) -> list[str]:
     """Return a step in a few words, the most important first."""
+    values = {word: metrics.get(key) for word, key in SUPERVISED_STEP.items()}
     return [
-        f"loss {number(metrics.get(TRAINED))}",
-        f"epoch {metrics[MARK]:.2f}",
-        f"gradient norm {number(metrics.get('train/grad_norm'))}",
-        f"{number(metrics.get('time/trained_tokens_per_second'))} tok/s",
+        f"loss {number(values['loss'])}",
+        f"epoch {values['epoch']:.2f}",
+        f"gradient norm {number(values['gradient norm'])}",
+        f"{number(values['tok/s'])} tok/s",
     ]
 
 

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -14,21 +15,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dapo.metrics.printed import VIEW
 from dapo.observe import supervised
 from dapo.observe.text import clean, duration, interval, number, percent, sparkline
 from dapo.types.evidence import CollectProgress
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
 
+_SHARES = {
+    "training accuracy": percent,
+    "groups kept": percent,
+    "truncated": percent,
+    "clipped high": partial(percent, digits=2),
+}
 TILES: list[tuple[str, str, Callable[[float | None], str]]] = [
-    ("training accuracy", "reward/accuracy", percent),
-    ("groups kept", "sampling/acceptance_rate", percent),
-    ("entropy", "train/entropy", number),
-    ("gradient norm", "train/grad_norm", number),
-    ("response length", "response/length_mean", number),
-    ("truncated", "response/truncated_share", percent),
-    ("clipped high", "train/clip_high", lambda value: percent(value, 2)),
-    ("tokens/s", "time/tokens_per_second", number),
+    (title, key, _SHARES.get(title, number)) for title, key in VIEW.items()
 ]
 """The few numbers that matter: title, key, format."""
 

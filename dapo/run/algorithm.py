@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, TypeVar
 
 from dapo.algorithms.correction import CorrectionKind, OffPolicyMask, importance_correction
@@ -16,7 +17,6 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import Objective, with_terms
 from dapo.algorithms.reduction import loss_weights
-from dapo.algorithms.registry import ADVANTAGES, LOSSES
 from dapo.algorithms.shaping import shape_rewards
 from dapo.config.checks import (
     correction_kind,
@@ -28,7 +28,16 @@ from dapo.config.checks import (
 )
 from dapo.config.mixed import mixed_by_spread
 from dapo.config.schema import Recipe
-from dapo.config.schema.kinds import Constant, MaskOffPolicy, MicroBatchMean, OwnAdvantage, OwnLoss
+from dapo.config.schema.kinds import (
+    AdvantageKind,
+    Clip,
+    Constant,
+    LossKind,
+    MaskOffPolicy,
+    MicroBatchMean,
+    OwnAdvantage,
+    OwnLoss,
+)
 from dapo.config.section import Section
 from dapo.errors import RecipeError
 from dapo.hooks import load
@@ -111,7 +120,7 @@ def make_advantages(recipe: Recipe) -> Callable[..., list[Float64]]:
         found = load_hook(advantage.kind, setting)
         return AdvantageHook(partial(found, **advantage.options), setting, advantage.kind)
     weights = {"weights": _reward_weights(recipe)} if advantage.by_reward else {}
-    return partial(ADVANTAGES[advantage.kind], **weights, **_options(advantage))
+    return partial(_function(advantage), **weights, **_options(advantage))
 
 
 def _reward_weights(recipe: Recipe) -> dict[str, float]:
@@ -129,6 +138,12 @@ def make_extra(recipe: Recipe) -> Callable[[Sequence[Row]], Sequence[Extra]] | N
     if extra is None:
         return None
     return lambda rows: extra(rows, [derive_seed(seed, MARKS, row.group, row.sample) for row in rows])
+
+
+def _function(kind: LossKind | AdvantageKind) -> Any:
+    """Return the function of a built-in kind."""
+    module, _, name = kind.function.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _options(kind: Section) -> dict[str, Any]:
@@ -234,10 +249,16 @@ def needs_reference(recipe: Recipe) -> bool:
     return bool(kl_in_reward(recipe)) or "reference" in make_objective(recipe).needs
 
 
+def built_in_loss(loss: LossKind, clip: Clip) -> Objective:
+    """Return the objective of a kind that is not a function of the user's."""
+    make: Callable[..., Objective] = _function(loss)
+    return make(**{name: getattr(clip, name) for name in loss.clips}, **_options(loss))
+
+
 def _loss(recipe: Recipe) -> Objective:
-    loss, clip = recipe.algorithm.loss, recipe.algorithm.clip
+    loss = recipe.algorithm.loss
     if not isinstance(loss, OwnLoss):
-        return LOSSES[loss.kind](**{name: getattr(clip, name) for name in loss.clips}, **_options(loss))
+        return built_in_loss(loss, recipe.algorithm.clip)
     setting = "algorithm.loss.kind"
     found: Any = load_hook(loss.kind, setting)
     objective = found if isinstance(found, Objective) else Objective(found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.config.check_sft import supervised, unreached
+from dapo.config.check_sft import long_warmup, supervised
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.data.demonstrations import Demonstration, Demonstrations, prepare_demonstrations
@@ -87,7 +87,7 @@ def supervised_session(recipe: Recipe, console: Console, folder: Path | None = N
     check_lengths(examples, facts)
     sft = recipe.sft
     steps = steps_of(len(examples.train), sft.batch_size, sft.epochs, sft.steps)
-    if note := unreached(sft, steps):
+    if note := long_warmup("sft", sft.warmup, steps, sft.learning_rate):
         console.warn(note)
     used = supervised(recipe, steps)
     deployment = deployment_of(used)

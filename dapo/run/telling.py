@@ -6,12 +6,13 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.files import RESOLVED
 from dapo.config.load import LoadedRecipe
-from dapo.config.problems import written
+from dapo.config.problems import brief, written
 from dapo.config.resume import Change
 from dapo.config.schema import Recipe
 from dapo.config.shipped import short_name
@@ -27,10 +28,11 @@ from dapo.run.export import export
 from dapo.run.given import Given
 from dapo.run.places import ELSEWHERE
 from dapo.types.evidence import ClusterLost
+from dapo.words import counted
 
 
 def difference_lines(loaded: LoadedRecipe) -> list[str]:
-    """Every setting that differs from the preset, as a recipe has it; of ``dapo check`` these lines are cut short."""
+    """Every setting that differs from the preset, as a recipe has it."""
     if not loaded.difference:
         return [f"as preset {loaded.recipe.preset}"]
     width = max(map(len, loaded.difference))
@@ -40,8 +42,32 @@ def difference_lines(loaded: LoadedRecipe) -> list[str]:
     ]
 
 
+def brief_difference_lines(loaded: LoadedRecipe) -> list[str]:
+    """Return a line for each section of what the preset is about, rewards included, and how many others differ."""
+    parts: dict[str, list[str]] = {section: [] for section in _OF_A_PRESET}
+    others = Counter[str]()
+    for path, (before, after) in loaded.difference.items():
+        section, _, key = path.partition(".")
+        if section not in parts:
+            others[section] += 1
+        elif section == "rewards":
+            parts[section] = [f"{reward.name} ({reward.kind})" for reward in loaded.recipe.rewards]
+        else:
+            parts[section].append(f"{key} {brief(before)} -> {brief(after)}")
+    lines = [f"  {section:<9}  {', '.join(said)}" for section, said in parts.items() if said]
+    if others:
+        other = "other setting" if lines else "setting"
+        where = f"of {', '.join(sorted(others))} (recipe.resolved.yaml, difference.txt)"
+        lines.append(f"  {counted(others.total(), other)} {where}")
+    preset = loaded.recipe.preset
+    return [f"against preset {preset}:", *lines] if lines else [f"as preset {preset}"]
+
+
+_OF_A_PRESET = ("algorithm", "learner", "sft", "rewards")
+
+
 def say_recipe(console: Console, loaded: LoadedRecipe, given: Given) -> None:
-    for line in difference_lines(loaded):
+    for line in brief_difference_lines(loaded):
         console.say(line)
     if loaded.recipe.run.stage == "sft":
         console.say("supervised: imitates sft.train; no engine, no rewards")

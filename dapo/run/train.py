@@ -269,7 +269,7 @@ def _attempt(
             folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
             if not folder.prompts.exists():
                 write_prompts(folder.prompts, session.parts.prompts)
-            clips_tokens = make_objective(recipe).clips_tokens
+            clips_tokens = recipe.algorithm.loss.clips_tokens
             console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
             callbacks.start(_start_event(recipe, folder, step), saved.get("recorder"))
             try:

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from every_loss import every_loss
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -16,9 +17,9 @@ from dapo.algorithms.variants.cispo import cispo_loss
 
 SPLIT_FREE = ["token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant"]
 LOSSES = [
-    functools.partial(clipped_loss, low=0.2, high=0.28, dual=3.0),
     functools.partial(clipped_loss, low=0.05, high=0.08, ratio="sequence"),
     functools.partial(cispo_loss, cap=1.5),
+    *(objective.loss for objective in every_loss().values() if not objective.reads),
 ]
 
 

@@ -135,7 +135,6 @@ def clip_cov_objective(
         extra=partial(_marks, kind="clip_cov", share=share, above=above, below=below),
         zero_advantage_is_free=True,
         by_token=True,
-        clips_tokens=True,
     )
 
 

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from dapo.config.schema.algorithm import (
     Algorithm,
-    Clip,
     DynamicSampling,
     EntropyControl,
     OverlongPunishment,
@@ -29,6 +28,7 @@ from dapo.config.schema.data import (
     TrainSource,
 )
 from dapo.config.schema.environment import Environment
+from dapo.config.schema.kinds import Clip
 from dapo.config.schema.launch import Cluster, Launch, Slurm
 from dapo.config.schema.learner import Learner, Lora, Model
 from dapo.config.schema.rollout import Embedded, Rollout, Server, Vllm

@@ -6,17 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.schema.kinds import Advantage, Auto, ClippedLoss, Correction, GroupAdvantage, Loss
-from dapo.config.section import FREE, LARGE, Above, Factor, Hook, Pair, Positive, Section, Signed, Whole
-
-
-class Clip(Section):
-    low: Above = 0.2
-    """eps_low."""
-    high: Above = 0.28
-    """eps_high: clip-higher when above ``low``."""
-    dual: Annotated[float, Field(gt=1, le=LARGE)] | None = None
-    """Dual clip c: with a negative advantage the loss is at most -A c. Not in the paper; 10 in its scripts."""
+from dapo.config.schema.kinds import Advantage, Auto, Clip, ClippedLoss, Correction, GroupAdvantage, Loss
+from dapo.config.section import FREE, Above, Factor, Hook, Pair, Positive, Section, Signed, Whole
 
 
 class Replace(Section):
@@ -164,7 +155,7 @@ class EntropyControl(Section):
 
 class Algorithm(Section):
     clip: Clip = Clip()
-    """Bounds of the probability ratio, for the losses ``clip`` and ``clip_cov``."""
+    """Bounds of the probability ratio, for losses with a clip."""
     loss: Loss = ClippedLoss()
     """The surrogate and its reduction."""
     advantage: Advantage = GroupAdvantage()

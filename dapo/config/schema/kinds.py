@@ -1,17 +1,19 @@
 """Options of the kinds of loss, reduction, advantage and importance correction: one class for each kind.
 
-A section with kinds holds one of these classes; its key ``kind`` says which. The first line of a class is what
-docs/configuration.md says of the kind. An option that several kinds have means the same in each, in the same words.
-``dapo/algorithms/registry.py`` has the functions, and ``dapo/config/check_loss.py`` refuses options that contradict.
+A section with kinds holds one of these classes; its key ``kind`` says which. The docstring of a class is what
+docs/configuration.md and ``dapo explain`` say of the kind. An option that several kinds have means the same in each, in
+the same words. A kind of loss or advantage is its class here, named in the union below it, and the function that the
+class names. All other code asks the class, and never for the name of a kind.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Above, Factor, Hook, OneOf, Positive, Section, Signed
+from dapo.config.section import LARGE, Above, Factor, Hook, OneOf, Positive, Section, Signed
 
 # ---------------------------------------------------------------------- reductions
 
@@ -66,29 +68,78 @@ Reduction = Annotated[
 # ---------------------------------------------------------------------- losses
 
 
-class LossKind(Section):
-    """Settings that every loss has."""
+class Clip(Section):
+    low: Above = 0.2
+    """eps_low."""
+    high: Above = 0.28
+    """eps_high: clip-higher when above ``low``."""
+    dual: Annotated[float, Field(gt=1, le=LARGE)] | None = None
+    """Dual clip c: with a negative advantage the loss is at most -A c. Not in the paper; 10 in its scripts."""
 
+
+class LossKind(Section):
+    """Settings that every loss has, and what other code asks of one."""
+
+    function: ClassVar[str] = ""
+    """``module:function`` that makes a ``dapo.algorithms.objective.Objective`` of the bounds and options."""
     clips: ClassVar[tuple[str, ...]] = ()
     """Keys of ``algorithm.clip`` that the loss reads."""
+    penalises_distance: ClassVar[bool] = False
+    """It has a term in abs(log r): no slope where every ratio is 1, and rounding of the ratio gives a direction."""
 
     kind: str
     reduction: Reduction = TokenMean()
     """How token losses become one number; see docs/algorithm.md."""
 
+    @property
+    def clips_tokens(self) -> bool:
+        """The bounds act token by token, so that the clipped share says how far a step goes."""
+        return "low" in self.clips
+
+    def contradictions(self, clip: Clip) -> Iterator[tuple[str, str]]:
+        """Yield what cannot be: a key below ``algorithm``, and what is wrong with its value."""
+        yield from ()
+
+    def doubts(self) -> Iterator[str]:
+        """Yield warnings about options that are allowed and hardly meant."""
+        yield from ()
+
 
 class ClippedLoss(LossKind):
-    """DAPO, GRPO and GSPO"""
+    """DAPO, GRPO and GSPO: L = -min(r A, clip(r, 1 - low, 1 + high) A)"""
 
+    function = "dapo.algorithms.objective:clip_objective"
     clips = ("low", "high", "dual")
 
     kind: Literal["clip"] = "clip"
     ratio: Literal["token", "sequence"] = "token"
     """``sequence``: GSPO's ratio, with clip bounds near 3e-4 / 4e-4 and reduction sequence_mean (preset ``gspo``)."""
 
+    @property
+    def clips_tokens(self) -> bool:
+        return self.ratio == "token"
+
+    def contradictions(self, clip: Clip) -> Iterator[tuple[str, str]]:
+        if self.ratio == "sequence" and max(clip.low, clip.high) > 0.05:
+            yield (
+                "clip",
+                f"bounds of {clip.low:g} / {clip.high:g} never bind on a sequence ratio, which averages over tokens; "
+                "use 3e-4 / 4e-4 (algorithm.clip.low, algorithm.clip.high)",
+            )
+
+    def doubts(self) -> Iterator[str]:
+        if self.ratio == "sequence" and self.reduction.kind != "sequence_mean":
+            yield (
+                f"algorithm.loss.ratio: sequence with reduction: {self.reduction.kind}: GSPO is a mean over responses "
+                "(algorithm.loss.reduction=sequence_mean, as in the preset gspo); here a response's one ratio counts "
+                "by other weights"
+            )
+
 
 class Cispo(LossKind):
-    """CISPO"""
+    """CISPO (arXiv 2506.13585): L = -sg(min(r, cap)) A logp"""
+
+    function = "dapo.algorithms.variants.cispo:cispo_objective"
 
     kind: Literal["cispo"] = "cispo"
     cap: Above = 5.0
@@ -96,15 +147,21 @@ class Cispo(LossKind):
     floor: Factor | None = None
     """Lower bound of the ratio; None: none."""
 
+    def contradictions(self, clip: Clip) -> Iterator[tuple[str, str]]:
+        if (self.floor or 0) >= self.cap:
+            yield "loss.floor", f"must be below cap = {self.cap:g}"
+
 
 class Sapo(LossKind):
-    """SAPO"""
+    """SAPO (arXiv 2511.20347): L = -(4 / tau) sigmoid(tau (r - 1)) A"""
+
+    function = "dapo.algorithms.variants.sapo:sapo_objective"
 
     kind: Literal["sapo"] = "sapo"
     positive: Above = 1.0
-    """Steepness of the gate where the advantage is above 0."""
+    """tau, the steepness of the gate, where the advantage is above 0."""
     negative: Above = 1.05
-    """Steepness of the gate elsewhere."""
+    """tau elsewhere."""
 
 
 class Covariance(LossKind):
@@ -115,8 +172,9 @@ class Covariance(LossKind):
 
 
 class ClipCov(Covariance):
-    """Clip-Cov"""
+    """Clip-Cov (arXiv 2505.22617): the clipped surrogate, and 0 in some tokens with a large covariance"""
 
+    function = "dapo.algorithms.variants.covariance:clip_cov_objective"
     clips = ("low", "high")
 
     kind: Literal["clip_cov"] = "clip_cov"
@@ -125,9 +183,16 @@ class ClipCov(Covariance):
     below: Signed = 5.0
     """Only tokens with a covariance below it are treated apart."""
 
+    def contradictions(self, clip: Clip) -> Iterator[tuple[str, str]]:
+        if self.above >= self.below:
+            yield "loss.below", f"must be above {self.above:g} (algorithm.loss.above)"
+
 
 class KlCov(Covariance):
-    """KL-Cov"""
+    """KL-Cov (arXiv 2505.22617): L = -r A, and ``coefficient`` abs(log r) more in the tokens of largest covariance"""
+
+    function = "dapo.algorithms.variants.covariance:kl_cov_objective"
+    penalises_distance = True
 
     kind: Literal["kl_cov"] = "kl_cov"
     coefficient: Above = 1.0
@@ -148,8 +213,10 @@ Loss = Annotated[ClippedLoss | Cispo | Sapo | ClipCov | KlCov | OwnLoss, OneOf()
 
 
 class AdvantageKind(Section):
-    """Settings that every advantage has."""
+    """Settings that every advantage has, and what other code asks of one."""
 
+    function: ClassVar[str] = ""
+    """``module:function`` from rewards and voters of all groups, and with ``by_reward`` from each reward by itself."""
     by_reward: ClassVar[bool] = False
     """It reads each reward by itself, and no shaped sum of them."""
 
@@ -168,6 +235,8 @@ class Normalised(AdvantageKind):
 class GroupAdvantage(Normalised):
     """eq. 9 and its variants"""
 
+    function = "dapo.algorithms.advantages:group_advantages"
+
     kind: Literal["group"] = "group"
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """What is subtracted."""
@@ -178,6 +247,7 @@ class GroupAdvantage(Normalised):
 class Gdpo(Normalised):
     """GDPO, each reward by itself"""
 
+    function = "dapo.algorithms.variants.gdpo:gdpo_advantages"
     by_reward = True
 
     kind: Literal["gdpo"] = "gdpo"

@@ -85,8 +85,8 @@ def entropy_explosion(facts: Facts) -> Finding | None:
 
 def clip_share(facts: Facts) -> Finding | None:
     """Find many clipped tokens. A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by
-    design. A loss that reads no bound of ``algorithm.clip``, such as CISPO, takes no token's gradient."""
-    if facts.setting("algorithm.loss.ratio") == "sequence" or not facts.setting("algorithm.loss.clips", ("low",)):
+    design. A loss without a clip, such as CISPO, takes no token's gradient."""
+    if not facts.setting("algorithm.loss.clips_tokens", True):
         return None
     parts, worst = [], None
     bounds = {

@@ -131,7 +131,7 @@ def test_what_is_to_be_known_of_an_objective_follows_its_terms():
     assert with_terms(plain) is plain
     assert plain.terms(inputs(torch.zeros(1))) is None
     with_kl = with_terms(plain, kl_coefficient=0.1)
-    assert (with_kl.needs, with_kl.zero_advantage_is_free, with_kl.clips_tokens) == ({"reference"}, False, True)
+    assert (with_kl.needs, with_kl.zero_advantage_is_free) == ({"reference"}, False)
     assert with_kl.entropy == "value"
     both = with_terms(Objective(plain.loss, needs=frozenset({"reference"})), entropy=True)
     assert (both.needs, both.entropy) == ({"reference", "entropy"}, "gradient")

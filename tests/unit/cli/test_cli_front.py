@@ -14,6 +14,8 @@ from dapo.config.settings import settings
 from dapo.config.shipped import FOLDER, recipe_names, what_it_is
 from dapo.errors import RecipeError
 from dapo.links import SITE
+from dapo.metrics.glossary import lookup
+from dapo.metrics.printed import EVALUATION, STEP, SUPERVISED_STEP, SUPERVISED_VIEW, VIEW
 from dapo.observe.lines import step_line
 from dapo.observe.view import RunState
 from dapo.rewards.math import accuracy
@@ -151,17 +153,13 @@ def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
     assert "that is known. The name of a section, such as rollout," in said(capsys, "explain", "nonsense", code=2)
 
 
-@pytest.mark.parametrize(
-    ("word", "metric"),
-    [
-        ("accuracy", "reward/accuracy"),
-        ("kept", "sampling/acceptance_rate"),
-        ("entropy", "train/entropy"),
-        ("length", "response/length_mean"),
-        ("tok/s", "time/tokens_per_second"),
-        ("unscored", "reward/unscored"),
-    ],
-)
+@pytest.mark.parametrize("table", [STEP, SUPERVISED_STEP, EVALUATION, VIEW, SUPERVISED_VIEW])
+def test_explain_knows_the_metric_of_every_word_that_a_run_prints(table):
+    for word, metric in table.items():
+        assert {metric, f"  {lookup(metric).meaning}"} <= set(explain(word))
+
+
+@pytest.mark.parametrize(("word", "metric"), STEP.items())
 def test_explain_knows_each_word_of_a_step_line(word, metric, capsys):
     state = RunState(name="r", total_steps=1, step=1, began=0.0, metrics={metric: 0.75})
     assert re.search(rf"\b{word} (?:75|0\.75)|(?:75|0\.75)0? {word}", step_line(state)), step_line(state)

@@ -385,8 +385,9 @@ def test_our_own_keys_are_no_peers() -> None:
         (["trainer.early_stop.patience=9"], "trainer.early_stop.metric is null"),
         (
             ["trainer.steps=50", "learner.warmup=100", "learner.learning_rate=1e-6"],
-            "learner.warmup = 100 steps, and the run has 50: the learning rate ends at 5e-07 and never reaches",
+            "(learner.warmup = 100) takes all 50 steps: the learning rate ends at 5e-07 and never reaches",
         ),
+        (["trainer.steps=12"], "takes 10 of the 12 steps: only then the learning rate is at"),
         (["preset=gspo", "algorithm.loss.reduction=token_mean"], "algorithm.loss.reduction=sequence_mean"),
         (["preset=gspo", "algorithm.loss.reduction=prompt_mean"], "mean over responses"),
         (["model.dtype=bfloat16", "algorithm.old_logprobs=sampler"], "nothing corrects it"),

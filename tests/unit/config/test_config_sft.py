@@ -3,7 +3,7 @@
 import pytest
 
 from dapo.config import recipe_from_dict
-from dapo.config.check_sft import _OF_REWARDS, _OF_REWARDS_TOO, _READ_ANYWAY, read_by_sft, supervised, unreached
+from dapo.config.check_sft import _OF_REWARDS, _OF_REWARDS_TOO, _READ_ANYWAY, long_warmup, read_by_sft, supervised
 from dapo.config.settings import settings
 from dapo.run.algorithm import make_schedule
 
@@ -70,14 +70,16 @@ def test_every_name_of_the_rule_is_a_setting():
     assert not read_by_sft("data.train.0.size")
 
 
-@pytest.mark.parametrize(("steps", "ends"), [(1, "0.0001"), (9, "0.0009"), (10, None), (11, None)])
-def test_a_warm_up_that_is_longer_than_the_run_is_told_with_the_rate_that_is_reached(recipe, steps, ends):
+@pytest.mark.parametrize(("steps", "ends"), [(1, "0.0001"), (9, "0.0009"), (10, ""), (20, ""), (21, None)])
+def test_a_warm_up_of_half_the_run_or_more_is_told_with_the_rate_that_is_reached(recipe, steps, ends):
     made = recipe_from_dict(recipe | {"run": {"name": "both", "stage": "sft"}}).recipe
     schedule = make_schedule(supervised(made, steps))
     reached = max(schedule.at(step, step) for step in range(steps))
-    said = unreached(made.sft, steps)
-    if ends is None:
-        assert (said, reached) == (None, 1e-3)
-    else:
-        assert f"sft.warmup = 10 steps, and the run has {steps}: the learning rate ends at {ends} " in said
-        assert reached == pytest.approx(float(ends), rel=1e-12)
+    said = long_warmup("sft", 10, steps, made.sft.learning_rate)
+    assert (said is None) == (ends is None)
+    if ends:
+        assert f"takes all {steps} steps: the learning rate ends at {ends} and never reaches" in said
+    elif said:
+        assert f"takes 10 of the {steps} steps" in said
+        assert said.endswith(f"with sft.warmup={steps // 10}")
+    assert reached == pytest.approx(float(ends or 1e-3), rel=1e-12)

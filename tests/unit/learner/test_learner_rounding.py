@@ -10,26 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_loss import every_loss
 from learner_here import LearnerHere
 from learner_rows import make_rows, with_sampler
 
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective, clip_objective, with_terms
-from dapo.algorithms.variants.cispo import cispo_objective
-from dapo.algorithms.variants.covariance import clip_cov_objective, kl_cov_objective
-from dapo.algorithms.variants.sapo import sapo_objective
 from dapo.config import schema
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, Row
 
 OBJECTIVES: dict[str, Objective] = {
-    "clip": clip_objective(low=0.2, high=0.28, dual=3.0),
-    "sequence": clip_objective(low=3e-4, high=4e-4, ratio="sequence"),
-    "cispo": cispo_objective(cap=5.0, floor=0.1),
-    "sapo": sapo_objective(),
-    "clip_cov": clip_cov_objective(low=0.2, high=0.28),
-    "kl_cov": kl_cov_objective(coefficient=1.0),
+    **every_loss(),
     **{
         kind: with_terms(clip_objective(low=0.2, high=0.28), kl_coefficient=0.5, kl_estimator=kind)
         for kind in ("k1", "k2", "k3")

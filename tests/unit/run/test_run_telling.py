@@ -1,7 +1,7 @@
 """What a run says of its recipe: values as a recipe writes them, and the command that comes next."""
 
 from dapo.config import load_recipe
-from dapo.run.telling import _recipe_of, difference_lines
+from dapo.run.telling import _recipe_of, brief_difference_lines, difference_lines
 
 TEXT = """
 model: {path: builtin/signed-sum}
@@ -20,6 +20,21 @@ def test_differences_are_written_as_in_a_recipe_and_whole(tmp_path):
     assert sorted(line.split(maxsplit=1)[1] for line in lines[1:]) == sorted(
         [f'null -> "{long}"', 'null -> "Say \\"it\\""', "true -> false", "null -> 2.0"]
     )
+
+
+def test_a_start_shows_what_the_preset_is_about_and_counts_the_rest(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(TEXT)
+    assert brief_difference_lines(load_recipe(file, ["algorithm.loss.kind=sapo", "learner.warmup=2"])) == [
+        "against preset dapo:",
+        '  algorithm  loss.kind "clip" -> "sapo", overlong_filtering true -> false',  # not ratio, which sapo has not
+        "  learner    warmup 10 -> 2",
+        "  2 other settings of data, trainer (recipe.resolved.yaml, difference.txt)",
+    ]
+    assert brief_difference_lines(load_recipe(file, ["algorithm.overlong_filtering=true"])) == [
+        "against preset dapo:",
+        "  2 settings of data, trainer (recipe.resolved.yaml, difference.txt)",
+    ]
 
 
 def test_the_next_command_names_the_recipe_that_was_given(tmp_path):
