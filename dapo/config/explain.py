@@ -7,8 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from dapo.config.moved import MOVED, moved_hint, moved_key
-from dapo.config.peers import PEER_KEYS, peer_hint
-from dapo.config.peers_apart import apart_hint
+from dapo.config.peers import PEER_KEYS, apart_hint, peer_hint
 from dapo.config.presets import PRESETS
 from dapo.config.problems import brief, nearest, visible
 from dapo.config.section import Section
