@@ -1,7 +1,7 @@
 """Keys of other trainers: their names in dapo, or why they have no place here, so that a refusal can say it.
 
-The tables in ``peer_keys/`` hold them: ``placed.txt``, ``missing.txt`` (what changes the computation there) and
-``apart.txt`` (what does not). The full comparison, behaviour included, is docs/peers.md.
+The tables in ``peer_keys/`` hold them: ``placed.txt``, ``missing.txt`` (what changes the computation there),
+``apart.txt`` (what does not), and ``metrics.txt``. The full comparison, behaviour included, is docs/peers.md.
 """
 
 from __future__ import annotations
@@ -52,6 +52,16 @@ class ApartKey:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PeerMetric:
+    """One metric of another trainer."""
+
+    key: str
+    who: tuple[str, ...]
+    ours: tuple[str, ...]  # keys of the glossary that it is, or is made of
+    how: str  # the formula, or what differs; empty: the same
+
+
 class _Line(NamedTuple):
     above: str  # the line at the margin that it stands below
     note: str  # its own
@@ -94,6 +104,11 @@ def _apart(table: str) -> tuple[ApartKey, ...]:
 
 PEER_KEYS = tuple(_placed())
 MISSING, APART = _apart("missing.txt"), _apart("apart.txt")
+PEER_METRICS = tuple(
+    PeerMetric(key, line.who, tuple(line.above.split()), line.note)
+    for line in _lines("metrics.txt")
+    for key in line.keys
+)
 
 _BY_KEY: dict[str, list[PeerKey]] = {}
 for _entry in PEER_KEYS:
@@ -136,3 +151,9 @@ def apart_hint(path: str) -> str | None:
     """Return a sentence on a key that other trainers have and dapo has not; None if no trainer is known to have it."""
     row = _row(path.lstrip("+-").replace("-", "_"))
     return None if row is None else f"no such key here (of {', '.join(row.who)}): {row.reason}"
+
+
+def peer_metric(key: str) -> PeerMetric | None:
+    """Return a metric's entry, found with or without the ``train/`` in front that NeMo RL and TRL log it under."""
+    names = {entry.key: entry for entry in PEER_METRICS}
+    return names.get(key) or names.get(key.removeprefix("train/"))
