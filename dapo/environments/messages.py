@@ -38,7 +38,7 @@ class SaidMessage(StrictMessage):
         return Said(**{**fields, "messages": tuple(self.messages), "calls": tuple(self.calls)})
 
 
-class Ready(StrictMessage):
+class ReadyEnvironment(StrictMessage):
     """The environment is loaded."""
 
     type: Literal["ready"]
@@ -80,7 +80,7 @@ class Closed(StrictMessage):
     number: int
 
 
-FromWorker = Closed | Loading | Ready | Refused | Answered
+FromWorker = Closed | Loading | ReadyEnvironment | Refused | Answered
 _ADAPTER: TypeAdapter[list[FromWorker]] = TypeAdapter(list[Annotated[FromWorker, Field(discriminator="type")]])
 
 

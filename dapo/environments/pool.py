@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.environments.homes import Homes
-from dapo.environments.messages import MAX_FRAME, Answered, Closed, FromWorker, Ready, Refused, read_messages
+from dapo.environments.messages import MAX_FRAME, Answered, Closed, FromWorker, ReadyEnvironment, Refused, read_messages
 from dapo.environments.worker import CLOSING, Ask, Drop, Load
 from dapo.errors import RecipeError
 from dapo.processes.guarded import GuardedProcess
@@ -197,7 +197,7 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
         match message:
             case Loading(name=name) if not worker.ready:
                 worker.loading = name
-            case Ready() if not worker.ready:
+            case ReadyEnvironment() if not worker.ready:
                 worker.ready, self._failed_starts = True, 0
                 if not self._loaded:
                     self._loaded, self._concurrent, self._homes.grouped = True, message.concurrent, message.compares

@@ -316,11 +316,11 @@ class RankPlace:
 def make_worker(
     place: RankPlace,
     model: schema.Model,
-    settings: schema.Learner,
+    settings: schema.LearnerSection,
     temperature: float,
     objective: Objective,
     correction: Correction | None = None,
-    reference: schema.Reference | None = None,
+    reference: schema.ReferenceSection | None = None,
     *,
     device: torch.device,
     seed: int = 0,

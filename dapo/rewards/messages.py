@@ -34,7 +34,7 @@ class Began(StrictMessage):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Done(StrictMessage):
+class Judged(StrictMessage):
     """A verdict."""
 
     type: Literal["done"]
@@ -44,7 +44,7 @@ class Done(StrictMessage):
     time: float  # of the machine's monotonic clock, the same in all processes
 
 
-Message = Loading | Ready | Failed | Began | Done
+Message = Loading | Ready | Failed | Began | Judged
 _ADAPTER: TypeAdapter[list[Message]] = TypeAdapter(list[Annotated[Message, Field(discriminator="type")]])
 
 
@@ -56,7 +56,7 @@ def read_messages(body: bytes) -> list[Message]:
     """
     messages = workers.read_messages(_ADAPTER, body)
     for message in messages:
-        if isinstance(message, Done) and isinstance(message.outcome, str) and not is_failure(message.outcome):
+        if isinstance(message, Judged) and isinstance(message.outcome, str) and not is_failure(message.outcome):
             raise WireError("a failure of no known kind")
     return messages
 

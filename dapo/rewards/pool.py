@@ -22,7 +22,7 @@ from dapo.processes.wire import WireError
 from dapo.processes.workers import ENDED, START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
 from dapo.rewards.function import read_values
 from dapo.rewards.judges import Outcome, Verifier
-from dapo.rewards.messages import Began, Done, Failed, Message, Ready, read_messages
+from dapo.rewards.messages import Began, Failed, Judged, Message, Ready, read_messages
 from dapo.rewards.question import Question, Questions
 from dapo.system import limits_memory
 from dapo.types.batch import Completion, Prompt
@@ -156,7 +156,7 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
                 self._refuse(worker, error)
             case Began(item=item, digest=digest) if worker.batch and worker.batch[0].id == item:
                 worker.digest = digest
-            case Done(item=item, outcome=outcome) if worker.batch and worker.batch[0].id == item:
+            case Judged(item=item, outcome=outcome) if worker.batch and worker.batch[0].id == item:
                 if not isinstance(outcome, str):
                     try:
                         outcome = read_values(outcome, self._verifiers[worker.batch[0].verifier].name)

@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 def learner_of(folder, loss=CLIP.loss, **settings) -> LearnerHere:
-    return LearnerHere(load_model(folder), Objective(loss), schema.Learner(**settings), 1.0)
+    return LearnerHere(load_model(folder), Objective(loss), schema.LearnerSection(**settings), 1.0)
 
 
 def rows_of_a_step():
