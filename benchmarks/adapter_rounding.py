@@ -19,7 +19,7 @@ import torch
 from machine import describe_machine
 from torch import Tensor
 
-from dapo.config.schema import Learner, Lora
+from dapo.config.schema import LearnerSection, Lora
 from dapo.learner.optimizer import Optimizer
 from dapo.models.adapter import adapter_parts, merge_error, published, switched_off
 from dapo.models.load import load_model
@@ -66,7 +66,7 @@ def measure(seed: int, rate: float, steps: list[int]) -> dict[int, tuple[float, 
             path, dtype="bfloat16", device="cpu", attention_mode="padded", lora=Lora(rank=16), seed=seed
         )
     tokens = torch.randint(0, SIZES["vocabulary"], (8, 32), generator=torch.Generator().manual_seed(seed))
-    optimizer = Optimizer(dict(loaded.model.named_parameters()), Learner(learning_rate=rate, weight_decay=0.0))
+    optimizer = Optimizer(dict(loaded.model.named_parameters()), LearnerSection(learning_rate=rate, weight_decay=0.0))
     found = {}
     for step in range(1, max(steps) + 1):
         (-logprobs(loaded.model, tokens).float().mean()).backward()

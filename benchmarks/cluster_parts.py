@@ -28,13 +28,13 @@ from learner_step import CASES, make_rows, minibatches
 from overlap_simulation import Case, OverlappedFleet, make_collector
 from sampling_simulation import SLOTS, make_lengths
 from simulated_engine import UNIT
+from text_models import make_text_tokenizer
 
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
 from dapo.models.decode import make_decode
 from dapo.models.facts import read_facts
 from dapo.models.rendezvous import LOOPBACK
-from dapo.models.text import make_text_tokenizer
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec

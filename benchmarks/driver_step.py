@@ -26,6 +26,7 @@ import numpy as np
 from driver_engine import engine_host
 from sampling_simulation import GROUP, SEED
 from simulated_world import NumberedPrompts
+from text_models import make_text_tokenizer
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.keep import judge_group
@@ -35,7 +36,6 @@ from dapo.loop.algorithm import Algorithm
 from dapo.loop.sampling.collector import BatchShape, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.models.decode import DecodeSpec, make_decode
-from dapo.models.text import make_text_tokenizer
 from dapo.observe.rollouts import write_rollouts
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec

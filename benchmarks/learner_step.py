@@ -125,7 +125,7 @@ class Ours:
 
     def __init__(self, folder: str) -> None:
         loaded = load_model(folder, attention_mode="packed")
-        worker = Worker(PolicyStep(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0))
+        worker = Worker(PolicyStep(loaded, clip_objective(low=0.2, high=0.28), schema.LearnerSection(), 1.0))
         self.learner = LearnerDriver(WorkerHere(worker))
 
     def update(self, rows: list[Row]) -> None:

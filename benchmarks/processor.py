@@ -215,7 +215,7 @@ def measure(name: str, precision: str, folder: Path, options: argparse.Namespace
     for engine in engines.values():
         engine.close()
 
-    step = PolicyStep(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0)
+    step = PolicyStep(loaded, clip_objective(low=0.2, high=0.28), schema.LearnerSection(), 1.0)
     learner = LearnerDriver(WorkerHere(Worker(step)))
     plain, rows = Plain(padded), make_rows(tokens, size.vocabulary)
     found.append(
@@ -224,7 +224,9 @@ def measure(name: str, precision: str, folder: Path, options: argparse.Namespace
             {
                 "learner": lambda turn: seconds(lambda: learner.learn(LearnStep([rows], [1e-6], turn))),
                 "padded": lambda turn: seconds(lambda: plain.update(rows)),
-                "limit": lambda turn: learn_limit(size, torch_dtype, min(made, schema.Learner().microbatch_tokens)),
+                "limit": lambda turn: learn_limit(
+                    size, torch_dtype, min(made, schema.LearnerSection().microbatch_tokens)
+                ),
             },
             made,
             options.repeats,

@@ -39,9 +39,9 @@ from machine import describe_machine, refuse_changes
 from real_numbers import summarise
 from real_report import draw, markdown, page_block
 from real_tasks import TASKS, Given
+from text_models import make_text_model
 
 from dapo.cli.main import main as dapo
-from dapo.models.text import make_text_model
 from dapo.observe.metrics import read_metrics, series
 from dapo.observe.status import read_status
 

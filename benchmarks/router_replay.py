@@ -100,7 +100,7 @@ def sampled(loaded: LoadedModel, seed: int) -> list[Row]:
 
 def gaps(loaded: LoadedModel, rows: Sequence[Row], replay: Literal["off", "sampler"]) -> list[FloatArray]:
     """Return the gap of every token of each row."""
-    settings = schema.Learner(router_replay=replay)
+    settings = schema.LearnerSection(router_replay=replay)
     step = PolicyStep(loaded, clip_objective(low=0.2, high=0.28), settings, 1.0)
     found = step.logprobs(rows, learning=True)
     return [np.abs(own - row.sampler_logprobs) for own, row in zip(found, rows, strict=True)]

@@ -128,7 +128,7 @@ def cpu_offload(room: Room) -> None:
     import torch.distributed as dist
 
     from dapo.algorithms.objective import clip_objective
-    from dapo.config.schema import Learner, Model
+    from dapo.config.schema import LearnerSection, Model
     from dapo.learner.plan import plan_step
     from dapo.learner.sharding import Shape
     from dapo.learner.worker import RankPlace, make_worker
@@ -148,7 +148,7 @@ def cpu_offload(room: Room) -> None:
         rank = None
         try:
             rank = make_worker(
-                place, model, Learner(max_grad_norm=None, betas=BETAS, microbatch_tokens=4096), 1.0,
+                place, model, LearnerSection(max_grad_norm=None, betas=BETAS, microbatch_tokens=4096), 1.0,
                 clip_objective(low=CLIP[0], high=CLIP[1]), device=place.join(torch.device(room.device)),
             )  # fmt: skip
             (step,) = plan_step(LearnStep([rows], [RATE], 0), 4096)

@@ -15,17 +15,17 @@ from benchmarks.gpu.core import SCHEMA
 def learner_settings(**changed: Any) -> Any:
     """The schema's section where what it needs is installed, else one that is read alike."""
     if all(map(installed, SCHEMA)):
-        from dapo.config.schema import Learner
+        from dapo.config.schema import LearnerSection
 
-        return Learner(**changed)
+        return LearnerSection(**changed)
     return SimpleNamespace(**(plain_defaults() | changed))
 
 
 def plain_defaults() -> dict[str, Any]:
-    """Default of every field of ``dapo.config.schema.Learner``; a test holds it against the schema."""
+    """Default of every field of ``dapo.config.schema.LearnerSection``; a test holds it against the schema."""
     source = Path(dapo.__file__).parent / "config" / "schema" / "learner.py"
     tree = ast.parse(source.read_text(encoding="utf-8"))
-    (section,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Learner")
+    (section,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LearnerSection")
     return {
         field.target.id: ast.literal_eval(field.value)
         for field in section.body

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dapo.config.problems import Problem
-from dapo.config.schema import Environment, Recipe
+from dapo.config.schema import EnvironmentSection, Recipe
 
 
 def check_environment(r: Recipe) -> Iterator[Problem]:
@@ -13,8 +13,8 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
     environment = r.environment
     yield from _rewards(r)
     if environment.kind is None:
-        for name in Environment.model_fields:
-            if (value := getattr(environment, name)) != Environment.model_fields[name].get_default(
+        for name in EnvironmentSection.model_fields:
+            if (value := getattr(environment, name)) != EnvironmentSection.model_fields[name].get_default(
                 call_default_factory=True
             ):
                 yield Problem(f"environment.{name}", "is only read with environment.kind", value)
@@ -66,7 +66,7 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
         yield Problem("data.response_prefix", why, r.data.response_prefix)
 
 
-def _agent(environment: Environment) -> Iterator[Problem]:
+def _agent(environment: EnvironmentSection) -> Iterator[Problem]:
     """Check that an agent has something to run, and tools of its own alone."""
     agent = environment.kind == "agent"
     if agent and not environment.run:

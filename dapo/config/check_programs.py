@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterator
 
 from dapo.config.problems import Problem
-from dapo.config.schema import Recipe, Reward, Sandbox
+from dapo.config.schema import Recipe, Reward, SandboxSection
 
 _CODE = ("tests", "entry_point", "partial", "memory_mib")
 _SERVICE = ("url", "api", "batch", "concurrency", "retries", "outage_limit", "api_key_variable")
@@ -85,8 +85,8 @@ def _tool(r: Recipe) -> Iterator[Problem]:
         yield Problem("sandbox.timeout", why, r.sandbox.timeout)
 
 
-def _sandbox(sandbox: Sandbox, judges: bool, calls: bool) -> Iterator[Problem]:
-    if not judges and not calls and sandbox != Sandbox():
+def _sandbox(sandbox: SandboxSection, judges: bool, calls: bool) -> Iterator[Problem]:
+    if not judges and not calls and sandbox != SandboxSection():
         yield Problem("sandbox", "is only read with a reward of kind: code, or with environment.tools: [python]")
         return
     for name in ("timeout", "memory_mib"):
@@ -103,6 +103,6 @@ def _sandbox(sandbox: Sandbox, judges: bool, calls: bool) -> Iterator[Problem]:
         yield Problem("sandbox.require", "is only read with kind: local, which is tried", sandbox.require)
 
 
-def _set(section: Reward | Sandbox, name: str) -> bool:
+def _set(section: Reward | SandboxSection, name: str) -> bool:
     """Return whether a setting differs from its default."""
     return bool(getattr(section, name) != type(section).model_fields[name].get_default(call_default_factory=True))

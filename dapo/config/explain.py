@@ -7,14 +7,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from dapo.config.moved import MOVED, moved_hint, moved_key
-from dapo.config.peers import PEER_KEYS, peer_hint
-from dapo.config.peers_apart import apart_hint
+from dapo.config.peers import PEER_KEYS, apart_hint, peer_hint, peer_metric
 from dapo.config.presets import PRESETS
 from dapo.config.problems import brief, nearest, visible
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, generic, settings
 from dapo.errors import RecipeError
-from dapo.metrics.peers import peer_metric
 from dapo.metrics.printed import printed
 
 PAPER = "arXiv 2503.14476"

@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dapo.config.moved import moved_hint, moved_key
-from dapo.config.peers import peer_hint
-from dapo.config.peers_apart import apart_hint
+from dapo.config.peers import apart_hint, peer_hint
 from dapo.config.secrets import redact
 from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings
 from dapo.errors import RecipeError

@@ -12,7 +12,7 @@ from dapo.config.check_data import source_name
 from dapo.config.schema import Data, DataSource, TrainSource
 from dapo.data.formats import RawProblem, to_problems
 from dapo.data.messages import SYSTEM
-from dapo.data.mixture import LEVEL, Part
+from dapo.data.mixture import LEVEL, MixturePart
 from dapo.data.readers import read_records
 from dapo.data.render import make_prompts
 from dapo.data.tasks import make_problems
@@ -139,7 +139,7 @@ class PreparedData:
     train: list[Prompt]
     validation: dict[str, list[Prompt]]
     report: DataReport
-    parts: list[Part] = field(default_factory=list)  # of a mixture: the training prompts by source and level
+    parts: list[MixturePart] = field(default_factory=list)  # of a mixture: the training prompts by source and level
 
 
 def many_passes(steps: int, prompts_per_step: int, prompts: int) -> str | None:
@@ -246,7 +246,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
     seen: set[tuple[str, ...]] = set()  # a mixture of files may hold a problem twice
     met: set[str] = set()
     from_files: list[RawProblem] = []
-    parts: list[Part] = []
+    parts: list[MixturePart] = []
     for source, level in _levels(data.train):
         problems, entry = _clean(source, shown, seen)
         kept = _not_held_out(problems, held_out, report.overlap, met)
@@ -256,7 +256,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
         if level is not None:
             entry.name += f", level {level}"
         if level in (None, 1):
-            parts.append(Part(source_name(source), source.weight or 1.0, [made]))
+            parts.append(MixturePart(source_name(source), source.weight or 1.0, [made]))
         else:
             parts[-1].levels_L.append(made)
         report.train.append(entry)

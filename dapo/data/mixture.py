@@ -17,7 +17,7 @@ LEVEL = "level"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MixturePart:
     """Share of one source in a mixture."""
 
     name: str
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(slots=True)
 class _Source:
-    part: Part
+    part: MixturePart
     streams_L: list[EpochStream]
     share: float  # of all prompts
     taken: int = 0
@@ -40,7 +40,7 @@ class MixtureStream:
     its share of n. No chance is in it; each source has its own shuffled passes.
     """
 
-    def __init__(self, parts: Sequence[Part], *, seed: int, shuffle: bool, curriculum: Curriculum) -> None:
+    def __init__(self, parts: Sequence[MixturePart], *, seed: int, shuffle: bool, curriculum: Curriculum) -> None:
         """Start before the first prompt, every source at its first level.
 
         Args:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from dapo.environments.forms import HUGE, MOST_STATE
 from dapo.environments.shapes import MOST_NUMBERS
-from dapo.rewards.wire import WireError
+from dapo.processes import workers
+from dapo.processes.workers import Loading, Short, StrictMessage
 from dapo.types.environment import Said
 
 MAX_FRAME = 1 << 24  # bytes of one message
-_Text = Annotated[str, Field(max_length=4000)]
 _Name = Annotated[str, Field(max_length=200)]
 _Numbers = Annotated[dict[_Name, float], Field(max_length=MOST_NUMBERS)]
 _Content = Annotated[str, Field(max_length=HUGE + 200)]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class SaidMessage(_Message):
+class SaidMessage(StrictMessage):
     """A reply."""
 
     messages: Annotated[list[dict[_Name, _Content]], Field(max_length=256)]
@@ -33,7 +29,7 @@ class SaidMessage(_Message):
     calls: Annotated[list[_Name], Field(max_length=256)]
     tool_errors: int
     cut: bool
-    failure: _Text | None
+    failure: Short | None
     conversation: dict[str, Any] | None = None
 
     def said(self) -> Said:
@@ -42,14 +38,7 @@ class SaidMessage(_Message):
         return Said(**{**fields, "messages": tuple(self.messages), "calls": tuple(self.calls)})
 
 
-class Loading(_Message):
-    """Importing the environment."""
-
-    type: Literal["loading"]
-    name: _Text
-
-
-class Ready(_Message):
+class ReadyEnvironment(StrictMessage):
     """The environment is loaded."""
 
     type: Literal["ready"]
@@ -64,14 +53,14 @@ class Ready(_Message):
     compares: bool
 
 
-class Refused(_Message):
+class Refused(StrictMessage):
     """The environment cannot be loaded."""
 
     type: Literal["refused"]
-    error: _Text
+    error: Short
 
 
-class Answered(_Message):
+class Answered(StrictMessage):
     """The answer to the question with this number."""
 
     type: Literal["answered"]
@@ -80,18 +69,18 @@ class Answered(_Message):
     replayed: list[SaidMessage | None] | None
     state: Annotated[str, Field(max_length=MOST_STATE)] | None
     seconds: float
-    failure: _Text | None
+    failure: Short | None
     members: list[SaidMessage]
 
 
-class Closed(_Message):
+class Closed(StrictMessage):
     """An episode was closed, as the driver asked for under this number."""
 
     type: Literal["closed"]
     number: int
 
 
-FromWorker = Closed | Loading | Ready | Refused | Answered
+FromWorker = Closed | Loading | ReadyEnvironment | Refused | Answered
 _ADAPTER: TypeAdapter[list[FromWorker]] = TypeAdapter(list[Annotated[FromWorker, Field(discriminator="type")]])
 
 
@@ -101,7 +90,4 @@ def read_messages(body: bytes) -> list[FromWorker]:
     Raises:
         WireError: they are none.
     """
-    try:
-        return _ADAPTER.validate_json(body)
-    except ValidationError as error:
-        raise WireError(f"{error.error_count()} faults in a message, the first: {error.errors()[0]['msg']}") from None
+    return workers.read_messages(_ADAPTER, body)

@@ -13,7 +13,6 @@ the others of that worker   are played again with their next question
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import deque
@@ -21,24 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.environments.homes import Homes
-from dapo.environments.messages import MAX_FRAME, Answered, Closed, FromWorker, Loading, Ready, Refused, read_messages
+from dapo.environments.messages import MAX_FRAME, Answered, Closed, FromWorker, ReadyEnvironment, Refused, read_messages
 from dapo.environments.worker import CLOSING, Ask, Drop, Load
 from dapo.errors import RecipeError
 from dapo.processes.guarded import GuardedProcess
-from dapo.rewards.guarded_workers import GuardedWorker, GuardedWorkers
-from dapo.rewards.wire import WireError
+from dapo.processes.wire import WireError
+from dapo.processes.workers import START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
 from dapo.types.batch import Key, Metrics
 from dapo.types.environment import Abilities, Answer, Question
 
 log = logging.getLogger(__name__)
 
-WORKER = "import sys; from dapo.environments.worker import main; main(int(sys.argv[1]))"
 RETRIES = 2
 """Times that a question is asked again whose worker ended."""
 _OVERLAPPING = 64  # questions that an asynchronous environment has at once
-_START_LIMIT = 120.0  # seconds for a worker's imports
 _SLACK = 2.0  # seconds that a worker has to report a time-out of its own
-_TICK = 0.05  # seconds between looks at the clock while waiting
 
 
 @dataclass(slots=True)
@@ -58,7 +54,7 @@ class _Worker(GuardedWorker):
         self.held: dict[Key, int] = {}  # episodes -> turns that they answered
 
 
-class EnvironmentPool:
+class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
     """``Players`` (``dapo.types.environment``) in worker processes.
 
     Attributes:
@@ -81,16 +77,14 @@ class EnvironmentPool:
             memory_mib: memory limit of each process; None: none.
             output: file for what environments print; None: it is dropped.
         """
+        super().__init__(
+            _Worker, "dapo.environments.worker", read_messages, output=output, memory_mib=memory_mib, patience=CLOSING
+        )
         self._what, self._limit = what, workers
-        self._processes = GuardedWorkers(WORKER, _Worker, output=output, memory_mib=memory_mib, patience=CLOSING)
-        self._workers = self._processes.living
         self._homes = Homes[_Worker]()
         self._waiting: dict[Key, int] = {}  # questions that were asked and not answered, by their numbers
-        self._done: list[Answer] = []
         self._next = 0
         self._concurrent = False
-        self._loaded = False
-        self._failed_starts = 0
         self.replayed = self.timeouts = self.restarts = 0
 
     def start(self) -> Abilities:
@@ -101,8 +95,8 @@ class EnvironmentPool:
         """
         while not self._loaded:
             if not self._workers:
-                self._processes.start(self._what)
-            self._step(_TICK)
+                self._start(self._what)
+            self._step(TICK)
         return self.abilities
 
     def ask(self, question: Question) -> None:
@@ -112,26 +106,10 @@ class EnvironmentPool:
         self._place(pending)
         self._send_some()
 
-    def poll(self, timeout: float | None = None) -> list[Answer]:
-        """Return answers. timeout 0: those that are there; None: wait until there is one, unless nothing was asked.
-
-        Raises:
-            RecipeError: workers no longer start.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        self._step(0.0)
-        while not self._done and self._waiting:
-            left = _TICK if deadline is None else min(_TICK, deadline - time.monotonic())
-            if left <= 0:
-                break
-            self._step(left)
-        done, self._done = self._done, []
-        return done
-
     def drop(self, key: Key) -> None:
         """Close an episode, if there is one, and forget a question about it."""
         self._waiting.pop(key, None)
-        self._done = [answer for answer in self._done if answer.key != key]
+        self._answers = [answer for answer in self._answers if answer.key != key]
         worker = self._homes.pop(key)
         if worker is None:
             return
@@ -145,13 +123,9 @@ class EnvironmentPool:
 
     def close(self) -> None:
         """End all workers."""
-        self._processes.close()
+        super().close()
         self._homes = Homes()
         self._waiting.clear()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
 
     # ------------------------------------------------------------------ workers
 
@@ -171,7 +145,7 @@ class EnvironmentPool:
         if worker is None:
             idle = [one for one in self._workers if not one.queue and not one.sent]
             if not idle and len(self._workers) < self._limit:
-                self._processes.start(self._what)
+                self._start(self._what)
             worker = min(self._workers, key=lambda one: len(one.queue) + len(one.sent) + len(one.held) / 1e6)
         self._homes.put(key, worker)
         worker.queue.append(pending)
@@ -204,29 +178,26 @@ class EnvironmentPool:
             return CLOSING + _SLACK
         return self._what.timeout * (1 + len(pending.question.past)) + (_SLACK if self._concurrent else 0.0)
 
+    def _awaits(self) -> bool:
+        return bool(self._waiting)
+
     def _step(self, seconds: float) -> None:
-        """Take in what workers sent, wait up to ``seconds`` for it, replace those that are stuck or gone."""
-        for worker, why in self._processes.exchange(seconds, self._read):
+        for worker, why in self._exchange(seconds):
             now = time.monotonic()
             late = [one for one in worker.sent.values() if now - one.since > self._allowed(one)]
             if why is not None:
                 self._lose(worker, why)
             elif late:
                 self._lose(worker, f"timeout: no answer within {self._what.timeout:g} s", late[0])
-            elif not worker.ready and now - worker.since > _START_LIMIT:
-                self._lose(worker, f"not loaded within {_START_LIMIT:g} s: {worker.loading or 'the interpreter'}")
+            elif not worker.ready and now - worker.since > START_LIMIT:
+                self._lose(worker, f"not loaded within {START_LIMIT:g} s: {worker.loading or 'the interpreter'}")
         self._send_some()
-
-    def _read(self, worker: _Worker, body: bytes) -> None:
-        for message in read_messages(body):
-            if worker in self._workers:
-                self._take(worker, message)
 
     def _take(self, worker: _Worker, message: FromWorker) -> None:
         match message:
             case Loading(name=name) if not worker.ready:
                 worker.loading = name
-            case Ready() if not worker.ready:
+            case ReadyEnvironment() if not worker.ready:
                 worker.ready, self._failed_starts = True, 0
                 if not self._loaded:
                     self._loaded, self._concurrent, self._homes.grouped = True, message.concurrent, message.compares
@@ -281,18 +252,18 @@ class EnvironmentPool:
     def _tell(self, pending: _Pending, answer: Answer) -> None:
         if self._waiting.get(answer.key) == pending.number:  # else it was dropped meanwhile
             del self._waiting[answer.key]
-            self._done.append(answer)
+            self._answers.append(answer)
 
     def _lose(self, worker: _Worker, reason: str, late: _Pending | None = None) -> None:
         """Kill a worker. ``late``: the question that took too long; others are asked again elsewhere."""
-        self._processes.end(worker)
+        self._end(worker)
         self.restarts += 1
         self._homes.lose(worker)
         if not worker.ready:
             self._failed_starts += 1
             if not self._loaded or self._failed_starts >= 3:
                 self.close()
-                raise RecipeError(f"a worker for environments does not start: {reason}{self._processes.seen_in}")
+                raise RecipeError(f"a worker for environments does not start: {reason}{self._seen_in}")
         if late is not None:
             del worker.sent[late.number]
             if late.question is not None:

@@ -1,6 +1,6 @@
 """A worker process: plays episodes of an environment. Started by ``dapo.environments.pool``; imports no torch.
 
-It talks over one socket in the frames of ``dapo.rewards.wire``:
+It talks over one socket in the frames of ``dapo.processes.wire``:
 
     driver -> worker   what to load, then lists of ``Ask`` and ``Drop``, pickled
     worker -> driver   the messages of ``dapo.environments.messages``, as JSON
@@ -28,7 +28,7 @@ from dapo.environments.tools import error_text
 from dapo.environments.verified import KIND, load_verified
 from dapo.errors import RecipeError
 from dapo.hooks import load, user_line
-from dapo.rewards.wire import answer_frame
+from dapo.processes.wire import answer_frame
 from dapo.system import end_with_parent_if_asked
 from dapo.types.batch import Key
 from dapo.types.environment import NOT_HELD, Question, Said

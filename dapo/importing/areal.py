@@ -30,9 +30,7 @@ def convert(r: Reading) -> None:
     longest = r.count("gconfig.max_new_tokens", default=16384)
     total = r.number("gconfig.max_tokens")
     r.put("rollout.max_response_tokens", longest.value, longest)
-    prompt = r.number("train_dataset.max_length")
-    if prompt is not None:
-        r.put("data.max_prompt_tokens", prompt.value, prompt)
+    r.take("data.max_prompt_tokens", r.number("train_dataset.max_length"))
     if total is not None:
         r.drop(total, "a limit of prompt and response together; the two limits are apart here")
     _loss(r)
@@ -52,9 +50,7 @@ def _loss(r: Reading) -> None:
         r.put("algorithm.clip.high", high.value, high)
     else:
         r.put("algorithm.clip.high", low.value, low, note="AReaL's eps_clip_higher is eps_clip unless set")
-    dual = r.number("actor.c_clip")
-    if dual is not None:
-        r.put("algorithm.clip.dual", float(dual.value), dual)
+    r.take("algorithm.clip.dual", r.number("actor.c_clip"), float)
     r.put("algorithm.loss.reduction", "token_mean", note="AReaL has no other")
     sapo = r.flag("actor.use_sapo_loss", default=False)
     for ours, key in (("positive", "actor.sapo_tau_pos"), ("negative", "actor.sapo_tau_neg")):
@@ -73,9 +69,7 @@ def _loss(r: Reading) -> None:
         r.drop(level, "ratios of tokens or of sequences are here", idle=level.value == "token")
     estimator = r.text("actor.kl_estimator", default="k1")
     r.drop(estimator, "of the KL term in the reward, which is k1 here", idle=estimator.value == "k1")
-    bonus = r.number("actor.entropy_coeff", "actor.entropy_coef")
-    if bonus is not None:
-        r.put("algorithm.entropy_coefficient", bonus.value, bonus)
+    r.take("algorithm.entropy_coefficient", r.number("actor.entropy_coeff", "actor.entropy_coef"))
     coefficient = r.need("actor.kl_ctl", default=0.1)
     shared.kl(r, coefficient, None, in_reward=True)
     shared.plain_learner_ratio(r)
@@ -214,16 +208,12 @@ def _rewards(r: Reading, longest: SourceValue) -> None:
 
 def _optimiser(r: Reading) -> None:
     optim = "actor.optimizer"
-    r.put("learner.learning_rate", (lr := r.need(f"{optim}.lr", default=1e-3)).value, lr)
-    decay = r.need(f"{optim}.weight_decay", default=0.01)
-    r.put("learner.weight_decay", decay.value, decay)
+    r.take("learner.learning_rate", r.need(f"{optim}.lr", default=1e-3))
+    r.take("learner.weight_decay", r.need(f"{optim}.weight_decay", default=0.01))
     first, second = r.need(f"{optim}.beta1", default=0.9), r.need(f"{optim}.beta2", default=0.999)
     r.put("learner.betas", [first.value, second.value], first, second)
-    norm = r.need(f"{optim}.gradient_clipping", default=1.0)
-    r.put("learner.max_grad_norm", float(norm.value), norm)
-    eps = r.number(f"{optim}.eps")
-    if eps is not None:
-        r.put("learner.eps", eps.value, eps)
+    r.take("learner.max_grad_norm", r.need(f"{optim}.gradient_clipping", default=1.0), float)
+    r.take("learner.eps", r.number(f"{optim}.eps"))
     steps = r.number("total_train_steps")
     share = r.number(f"{optim}.warmup_steps_proportion", default=0.001)
     if share is not None:
@@ -255,9 +245,7 @@ def _running(r: Reading) -> None:
             r.drop(r.find(f"{key}.freq_{unit}"), f"in {unit} there; {ours} counts training steps", idle=True)
     _evaluation(r)
     r.drop(r.number("actor.temperature"), "the temperature is that of sampling: rollout.temperature", idle=True)
-    path = r.find("actor.path")
-    if path is not None:
-        r.put("model.path", str(path.value), path)
+    r.take("model.path", r.find("actor.path"), str)
     dtype = r.text("actor.dtype", default="bfloat16")
     r.choose("model.dtype", dtype, {"bfloat16": "bfloat16", "float32": "float32"})
     for part, key in (("train", "train_dataset"), ("validation", "valid_dataset")):
@@ -275,16 +263,12 @@ def _running(r: Reading) -> None:
         shared.data(r, part, found, **kind)
     shared.shuffled(r, "train_dataset.shuffle")
     shared.run_name(r, r.find("experiment_name"), r.find("trial_name"))
-    seed = r.number("seed")
-    if seed is not None:
-        r.put("run.seed", int(seed.value), seed)
+    r.take("run.seed", r.number("seed"), int)
 
 
 def _evaluation(r: Reading) -> None:
     for key, ours in (("n_samples", "samples"), ("max_new_tokens", "max_response_tokens"), ("top_p", "top_p")):
-        found = r.number(f"eval_gconfig.{key}")
-        if found is not None:
-            r.put(f"validation.{ours}", found.value, found)
+        r.take(f"validation.{ours}", r.number(f"eval_gconfig.{key}"))
     greedy, temperature = r.flag("eval_gconfig.greedy", default=False), r.number("eval_gconfig.temperature")
     if greedy.given:
         r.put("validation.greedy", greedy.value, greedy)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.config.load import difference_from_preset, recipe_from_dict
-from dapo.config.peers import peer_entry
-from dapo.config.peers_apart import apart_row, in_section_apart
+from dapo.config.peers import apart_row, in_section_apart, peer_entry
 from dapo.config.settings import kinds_at, lookup, options_of, settings
 from dapo.config.unusual import unread
 from dapo.errors import RecipeError

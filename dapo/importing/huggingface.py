@@ -107,11 +107,11 @@ def _sizes(r: Reading, d: Defaults) -> None:
     step = SourceValue(rows, f"from {', '.join(s.removeprefix('from ') for s in founds_of_mini)}: {said}", True)
     shared.minibatch_of_responses(r, total, group, step)
     shared.epochs_per_rollout(r, "num_iterations")
-    longest = r.count("max_completion_length", default=512)
-    r.put("rollout.max_response_tokens", longest.value, longest)
-    prompt = r.number("max_prompt_length") or (r.number("max_length") if r.title == "ms-swift" else None)
-    if prompt is not None:
-        r.put("data.max_prompt_tokens", prompt.value, prompt)
+    r.take("rollout.max_response_tokens", r.count("max_completion_length", default=512))
+    r.take(
+        "data.max_prompt_tokens",
+        r.number("max_prompt_length") or (r.number("max_length") if r.title == "ms-swift" else None),
+    )
 
 
 def _loss(r: Reading, d: Defaults) -> None:
@@ -132,8 +132,11 @@ def _loss(r: Reading, d: Defaults) -> None:
     else:
         r.put("algorithm.clip.high", low.value, low, note=f"{r.title}'s epsilon_high is epsilon unless set")
     if kind.value == "bnpo":
-        size = r.count("per_device_train_batch_size", default=d.per_device)
-        r.put(f"{LOSS}.reduction.sequences", size.value, size, note="the micro-batch of one device")
+        r.take(
+            f"{LOSS}.reduction.sequences",
+            r.count("per_device_train_batch_size", default=d.per_device),
+            note="the micro-batch of one device",
+        )
         r.put(f"{LOSS}.reduction.weighted", False, kind)
         r.say("bnpo is a mean over micro-batches; meant is algorithm.loss.reduction=token_mean, as in the paper")
     other = kind.value == "sapo" and shared.other_loss(r, kind)
@@ -215,16 +218,14 @@ def _soft_lengths(r: Reading, called: str) -> tuple[SourceValue, SourceValue | N
 def _optimiser(r: Reading, d: Defaults) -> None:
     lora = r.text("train_type", "tuner_type", default="lora" if r.title == "ms-swift" else "full")
     rate = 1e-4 if r.title == "ms-swift" and lora.value == "lora" else d.learning_rate
-    r.put("learner.learning_rate", (lr := r.need("learning_rate", default=rate)).value, lr)
+    r.take("learner.learning_rate", r.need("learning_rate", default=rate))
     decay, norm = r.need("weight_decay", default=d.weight_decay), r.need("max_grad_norm", default=1.0)
     r.put("learner.weight_decay", decay.value, decay)
     r.put("learner.max_grad_norm", float(norm.value), norm)
     first, second = r.need("adam_beta1", default=d.betas[0]), r.need("adam_beta2", default=d.betas[1])
     r.put("learner.betas", [first.value, second.value], first, second)
     shared.optimizer(r, "optim")
-    eps = r.number("adam_epsilon")
-    if eps is not None:
-        r.put("learner.eps", eps.value, eps)
+    r.take("learner.eps", r.number("adam_epsilon"))
     steps = r.number("max_steps")
     warmup: SourceValue | None
     warmup, share = r.number("warmup_steps"), r.number("warmup_ratio")
@@ -336,9 +337,7 @@ def _running(r: Reading, d: Defaults) -> None:
     elif follows and not r.given("eval_steps"):
         steps = r.need("save_steps", default=500)
         r.put("validation.every", max(1, int(steps.value) // _optimiser_steps(r)), strategy, steps)
-    path = r.find("model_name_or_path", "model")
-    if path is not None:
-        r.put("model.path", str(path.value), path)
+    r.take("model.path", r.find("model_name_or_path", "model"), str)
     half = r.flag("bf16", default=True)
     dtype = r.text("torch_dtype", "dtype", default="bfloat16" if half.value else "float32")
     dtypes = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
@@ -347,9 +346,7 @@ def _running(r: Reading, d: Defaults) -> None:
     shared.data(r, "validation", r.find("val_dataset", "eval_dataset"))
     shared.trackers(r, r.find("report_to"), otherwise="huggingface")
     shared.run_name(r, r.find("run_name"))
-    seed = r.number("seed")
-    if seed is not None:
-        r.put("run.seed", int(seed.value), seed)
+    r.take("run.seed", r.number("seed"), int)
 
 
 def _train_data(r: Reading) -> None:

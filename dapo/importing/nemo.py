@@ -51,9 +51,7 @@ def _loss(r: Reading) -> None:
     for ours, key in (("low", "ratio_clip_min"), ("high", "ratio_clip_max")):
         found = r.need(f"loss_fn.{key}", f"grpo.{key}", default=0.2)
         r.put(f"algorithm.clip.{ours}", found.value, found)
-    dual = r.number("loss_fn.ratio_clip_c", "grpo.ratio_clip_c")
-    if dual is not None:
-        r.put("algorithm.clip.dual", float(dual.value), dual)
+    r.take("algorithm.clip.dual", r.number("loss_fn.ratio_clip_c", "grpo.ratio_clip_c"), float)
     token = r.flag("loss_fn.token_level_loss", "grpo.token_level_loss", default=True)
     r.put(f"{LOSS}.reduction", "token_mean" if token.value else "sequence_mean", token)
     sequence = r.flag("loss_fn.sequence_level_importance_ratios", default=False)
@@ -161,18 +159,12 @@ def _optimiser(r: Reading) -> None:
                 r.drop(r.find(below), "not read there while policy.megatron_cfg.enabled is true", idle=True)
         return
     kwargs = "policy.optimizer.kwargs"
-    r.put("learner.learning_rate", (lr := r.need(f"{kwargs}.lr", default=5e-6)).value, lr)
-    decay = r.need(f"{kwargs}.weight_decay", default=0.01)
-    r.put("learner.weight_decay", decay.value, decay)
-    betas = r.find(f"{kwargs}.betas", default=[0.9, 0.999])
-    if betas is not None:
-        r.put("learner.betas", betas.value, betas)
-    eps = r.number(f"{kwargs}.eps")
-    if eps is not None:
-        r.put("learner.eps", eps.value, eps)
+    r.take("learner.learning_rate", r.need(f"{kwargs}.lr", default=5e-6))
+    r.take("learner.weight_decay", r.need(f"{kwargs}.weight_decay", default=0.01))
+    r.take("learner.betas", r.find(f"{kwargs}.betas", default=[0.9, 0.999]))
+    r.take("learner.eps", r.number(f"{kwargs}.eps"))
     shared.optimizer(r, "policy.optimizer.name")
-    norm = r.need("policy.max_grad_norm", default=1.0)
-    r.put("learner.max_grad_norm", float(norm.value), norm)
+    r.take("learner.max_grad_norm", r.need("policy.max_grad_norm", default=1.0), float)
     shape, warmup = _scheduler(r)
     shared.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
 
@@ -182,13 +174,10 @@ def _megatron(r: Reading, on: SourceValue) -> None:
     optimizer, scheduler = "policy.megatron_cfg.optimizer", "policy.megatron_cfg.scheduler"
     lr = r.need(f"{optimizer}.lr", default=5e-6)
     r.put("learner.learning_rate", lr.value, lr, on)
-    decay = r.need(f"{optimizer}.weight_decay", default=0.01)
-    r.put("learner.weight_decay", decay.value, decay)
+    r.take("learner.weight_decay", r.need(f"{optimizer}.weight_decay", default=0.01))
     first, second = r.need(f"{optimizer}.adam_beta1", default=0.9), r.need(f"{optimizer}.adam_beta2", default=0.999)
     r.put("learner.betas", [first.value, second.value], first, second)
-    eps = r.number(f"{optimizer}.adam_eps")
-    if eps is not None:
-        r.put("learner.eps", eps.value, eps)
+    r.take("learner.eps", r.number(f"{optimizer}.adam_eps"))
     shared.optimizer(r, f"{optimizer}.optimizer")  # its adam is AdamW: the weight decay is decoupled
     norm = r.need(f"{optimizer}.clip_grad", "policy.max_grad_norm", default=1.0)
     r.used.add("policy.max_grad_norm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +124,13 @@ class Reading:
         parts = [*(first if first != ["from "] else []), *rest, *([note] if note else [])]
         given = any(found is not None and found.given for found in founds)
         self.lines[ours] = RecipeLine(value, "; ".join(dict.fromkeys(parts)), given)
+
+    def take(
+        self, ours: str, found: SourceValue | None, kind: Callable[[Any], Any] | None = None, note: str = ""
+    ) -> None:
+        """Write one line of what was found, if it was; ``kind``: what makes our value of it."""
+        if found is not None:
+            self.put(ours, found.value if kind is None else kind(found.value), found, note=note)
 
     def choose(self, ours: str, found: SourceValue, values: Mapping[str, Any], note: str = "") -> bool:
         """Write a line for a word by a table of words; a word that is not in it is listed, and False comes back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dapo.config.peer_key import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
+from dapo.config.peers import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
 from dapo.config.settings import lookup
 from dapo.errors import RecipeError
 from dapo.importing.given import SourceFile

@@ -23,13 +23,12 @@ def convert(r: Reading) -> None:
     r.put("rollout.prompts_per_step", prompts.value, prompts)
     r.put("rollout.group_size", group.value, group)
     shared.minibatch_of_prompts(r, prompts, r.count("trainer.policy_mini_batch_size", default=256))
-    longest = r.count("generator.sampling_params.max_generate_length", default=1024)
-    r.put("rollout.max_response_tokens", longest.value, longest)
+    r.take("rollout.max_response_tokens", r.count("generator.sampling_params.max_generate_length", default=1024))
     prompt = r.count("trainer.max_prompt_length", "generator.max_input_length", default=512)
     r.used.add("generator.max_input_length")
     r.put("data.max_prompt_tokens", prompt.value, prompt)
     shared.epochs_per_rollout(r, "trainer.update_epochs_per_batch")
-    _loss(r, prompts.value * group.value)
+    _loss(r)
     _kl_and_correction(r)
     _sampling(r)
     _length(r)
@@ -39,7 +38,7 @@ def convert(r: Reading) -> None:
     shared.lora(r, "trainer.policy.model.lora.", names, on=None, rank=0, alpha=16)
 
 
-def _loss(r: Reading, responses: int) -> None:
+def _loss(r: Reading) -> None:
     low, high = r.need(f"{_A}.eps_clip_low", default=0.2), r.need(f"{_A}.eps_clip_high", default=0.2)
     r.put("algorithm.clip.low", low.value, low)
     r.put("algorithm.clip.high", high.value, high)
@@ -168,13 +167,11 @@ def _length(r: Reading) -> None:
 
 def _optimiser(r: Reading) -> None:
     optim = "trainer.policy.optimizer_config"
-    r.put("learner.learning_rate", (lr := r.need(f"{optim}.lr", default=1e-6)).value, lr)
+    r.take("learner.learning_rate", r.need(f"{optim}.lr", default=1e-6))
     decay, norm = r.need(f"{optim}.weight_decay", default=0.01), r.need(f"{optim}.max_grad_norm", default=1.0)
     r.put("learner.weight_decay", decay.value, decay)
     r.put("learner.max_grad_norm", float(norm.value), norm)
-    betas = r.find(f"{optim}.adam_betas", default=[0.9, 0.999])
-    if betas is not None:
-        r.put("learner.betas", betas.value, betas)
+    r.take("learner.betas", r.find(f"{optim}.adam_betas", default=[0.9, 0.999]))
     kind = r.text(f"{optim}.scheduler", default="constant_with_warmup")
     warmup = r.number(f"{optim}.num_warmup_steps", default=0)
     shared.schedule(r, kind, unit="optimizer", warmup=warmup, note="SkyRL's scheduler counts optimiser steps")
@@ -204,9 +201,7 @@ def _running(r: Reading) -> None:
     ):
         found = r.need(key, default=default)
         r.put(ours, max(0, int(found.value)), found)
-    name = r.find("trainer.policy.model.path")
-    if name is not None:
-        r.put("model.path", str(name.value), name)
+    r.take("model.path", r.find("trainer.policy.model.path"), str)
     r.put("model.dtype", "bfloat16", note="SkyRL computes in bfloat16")
     shared.data(r, "train", r.find("data.train_data"), fields=_FIELDS)
     shared.data(r, "validation", r.find("data.val_data"), fields=_FIELDS)
@@ -243,6 +238,4 @@ def _evaluation(r: Reading) -> None:
         )
     samples = r.count("generator.eval_n_samples_per_prompt", default=1)
     shared.evaluation(r, samples, temperature, r.number(f"{params}.top_p", default=1.0))
-    longest = r.number(f"{params}.max_generate_length")
-    if longest is not None:
-        r.put("validation.max_response_tokens", longest.value, longest)
+    r.take("validation.max_response_tokens", r.number(f"{params}.max_generate_length"))

@@ -44,10 +44,10 @@ def _adapter(r: Reading) -> None:
 
 def _sizes(r: Reading, prompts: SourceValue) -> None:
     r.put("rollout.prompts_per_step", prompts.value, prompts)
-    r.put("rollout.group_size", (n := r.count(f"{_ROLLOUT}.n", default=1)).value, n)
+    r.take("rollout.group_size", r.count(f"{_ROLLOUT}.n", default=1))
     shared.minibatch_of_prompts(r, prompts, r.count(f"{_ACTOR}.ppo_mini_batch_size", default=256))
-    r.put("data.max_prompt_tokens", (p := r.count("data.max_prompt_length", default=512)).value, p)
-    r.put("rollout.max_response_tokens", (m := r.count("data.max_response_length", default=512)).value, m)
+    r.take("data.max_prompt_tokens", r.count("data.max_prompt_length", default=512))
+    r.take("rollout.max_response_tokens", r.count("data.max_response_length", default=512))
     shared.epochs_per_rollout(r, f"{_ACTOR}.ppo_epochs")
 
 
@@ -65,8 +65,7 @@ def _clip_and_loss(r: Reading) -> None:
             continue
         found = found or r.need(f"{_ACTOR}.{key}", default=0.2)
         r.put(f"algorithm.clip.{ours}", found.value, found)
-    dual = r.need(f"{_ACTOR}.clip_ratio_c", default=3.0)
-    r.put("algorithm.clip.dual", float(dual.value), dual)
+    r.take("algorithm.clip.dual", r.need(f"{_ACTOR}.clip_ratio_c", default=3.0), float)
     mode = r.text(f"{_ACTOR}.loss_agg_mode", default="token-mean")
     token = r.flag(f"{_ACTOR}.use_token_level_loss", default=True)  # what it was called at first
     if token.given and not mode.given:
@@ -86,9 +85,7 @@ def _clip_and_loss(r: Reading) -> None:
     elif kind.value != "vanilla" and not shared.other_loss(r, kind):
         r.drop(kind, "this loss has no counterpart: the clipped one is taken (algorithm.loss.kind takes yours)")
     _kl(r)
-    bonus = r.number(f"{_ACTOR}.entropy_coeff")
-    if bonus is not None:
-        r.put("algorithm.entropy_coefficient", bonus.value, bonus)
+    r.take("algorithm.entropy_coefficient", r.number(f"{_ACTOR}.entropy_coeff"))
     shared.plain_learner_ratio(r)
     bypass = r.flag("algorithm.rollout_correction.bypass_mode", default=False)
     if bypass.value:
@@ -239,11 +236,9 @@ def _advantage(r: Reading) -> None:
 def _optimiser(r: Reading) -> None:
     optim = f"{_ACTOR}.optim"
     shared.optimizer(r, f"{optim}.optimizer")
-    r.put("learner.learning_rate", (lr := r.need(f"{optim}.lr", default=1e-6)).value, lr)
-    decay = r.need(f"{optim}.weight_decay", default=0.01)
-    r.put("learner.weight_decay", decay.value, decay)
-    norm = r.need(f"{_ACTOR}.grad_clip", f"{optim}.clip_grad", default=1.0)
-    r.put("learner.max_grad_norm", float(norm.value), norm)
+    r.take("learner.learning_rate", r.need(f"{optim}.lr", default=1e-6))
+    r.take("learner.weight_decay", r.need(f"{optim}.weight_decay", default=0.01))
+    r.take("learner.max_grad_norm", r.need(f"{_ACTOR}.grad_clip", f"{optim}.clip_grad", default=1.0), float)
     kind = r.text(f"{optim}.lr_scheduler_type", f"{optim}.warmup_style", f"{optim}.lr_decay_style", default="constant")
     warmup = r.number(f"{optim}.lr_warmup_steps")
     ratio = r.number(f"{optim}.lr_warmup_steps_ratio", default=0.0)
@@ -261,9 +256,7 @@ def _optimiser(r: Reading) -> None:
         r.put("learner.final_ratio", low.value, low)
     else:
         r.drop(low, "the rate is constant after the warm-up, so it never gets there", idle=True)
-    betas = r.find(f"{optim}.betas", default=[0.9, 0.999])
-    if betas is not None:
-        r.put("learner.betas", betas.value, betas)
+    r.take("learner.betas", r.find(f"{optim}.betas", default=[0.9, 0.999]))
 
 
 def _running(r: Reading) -> None:
@@ -297,9 +290,7 @@ def _running(r: Reading) -> None:
         )
     _every(r, "trainer.save_freq", "checkpoint.every", -1, "only at the end")
     _every(r, "trainer.test_freq", "validation.every", -1, "never")
-    name = r.find("actor_rollout_ref.model.path")
-    if name is not None:
-        r.put("model.path", str(name.value), name)
+    r.take("model.path", r.find("actor_rollout_ref.model.path"), str)
     r.put("model.dtype", "bfloat16", note="verl computes in bfloat16 (its weights for the optimiser in float32)")
     shared.data(r, "train", r.find("data.train_files"), format="dapo_math")
     shared.data(r, "validation", r.find("data.val_files"), format="dapo_math")

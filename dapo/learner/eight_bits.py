@@ -40,7 +40,7 @@ def moment_bytes(shape: Sequence[int]) -> int:
     return 4 * numbers if block is None else numbers + 4 * numbers // block
 
 
-def make_adamw(parameters: Sequence[Tensor], settings: schema.Learner) -> torch.optim.Optimizer:
+def make_adamw(parameters: Sequence[Tensor], settings: schema.LearnerSection) -> torch.optim.Optimizer:
     """Return torchao's optimizer over ``parameters``, for ``step``."""
     from torchao.optim import AdamW8bit
 

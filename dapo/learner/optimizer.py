@@ -23,7 +23,7 @@ class Optimizer:
     8 bits), and their gradients add up in float32; float32 and float64 models are updated in place without copies.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], settings: schema.Learner) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], settings: schema.LearnerSection) -> None:
         self.parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         self.max_grad_norm = settings.max_grad_norm
         self.masters = {name: _master(parameter) for name, parameter in self.parameters.items()}
@@ -99,7 +99,7 @@ class Optimizer:
                 self.adamw.state[master] = eight_bits.joined(master, kept) if self._eight_bits else kept
 
 
-def _make_adamw(parameters: Sequence[Tensor], settings: schema.Learner) -> torch.optim.Optimizer:
+def _make_adamw(parameters: Sequence[Tensor], settings: schema.LearnerSection) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         parameters,
         lr=settings.learning_rate,

@@ -30,7 +30,7 @@ class Reference:
         settings: The recipe's ``algorithm.reference``.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: schema.Reference) -> None:
+    def __init__(self, loaded: LoadedModel, settings: schema.ReferenceSection) -> None:
         self._model: nn.Module = loaded.model
         self.refreshed = settings.refresh_every is not None
         self._off = loaded.adapter and not self.refreshed

@@ -60,10 +60,10 @@ class PolicyStep:
         self,
         loaded: LoadedModel,
         objective: Objective,
-        settings: schema.Learner,
+        settings: schema.LearnerSection,
         temperature: float,
         correction: Correction | None = None,
-        reference: schema.Reference | None = None,
+        reference: schema.ReferenceSection | None = None,
         sharding: Sharding | None = None,
     ) -> None:
         self.loaded, self.objective, self.settings = loaded, objective, settings

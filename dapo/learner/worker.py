@@ -24,8 +24,7 @@ from dapo.algorithms.objective import Objective
 from dapo.errors import LearnerError
 from dapo.learner.balance import attention_of
 from dapo.learner.checkpoint import CheckpointPart
-from dapo.learner.metrics import TokenRecord
-from dapo.learner.old_logprobs import OldLogprobs
+from dapo.learner.metrics import Rated, TokenRecord
 from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.step import Correction, PolicyStep, step_counts
@@ -49,7 +48,7 @@ from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
 from dapo.models.weights import model_tensors
-from dapo.types.batch import FloatArray, HasTokens, Of, Route, SavedFile, TokenTrace
+from dapo.types.batch import FloatArray, HasTokens, Of, Route, Row, SavedFile, TokenTrace
 from dapo.weights.route import Source
 from dapo.weights.routes import ROUTES
 
@@ -317,11 +316,11 @@ class RankPlace:
 def make_worker(
     place: RankPlace,
     model: schema.Model,
-    settings: schema.Learner,
+    settings: schema.LearnerSection,
     temperature: float,
     objective: Objective,
     correction: Correction | None = None,
-    reference: schema.Reference | None = None,
+    reference: schema.ReferenceSection | None = None,
     *,
     device: torch.device,
     seed: int = 0,
@@ -386,3 +385,47 @@ def _check_planned(step: RankStep, rank: int) -> None:
                 f"rank {rank} was given {len(own)} passes in minibatch {number}, and all ranks make {len(kinds)}: the "
                 "plan of passes is broken (dapo.learner.plan)"
             )
+
+
+class OldLogprobs:
+    """Old log-probabilities of a training step's rows, frozen before the first update of the first epoch.
+
+    Later epochs draw their minibatches anew. A rank may get rows that another rank had before, so ranks exchange what
+    they found. With one minibatch every epoch deals the same rows to the same ranks.
+
+    Args:
+        step: the training step.
+        first: for each minibatch of the first epoch, what was computed in advance; None: nothing was.
+        shared: whether other ranks have rows of the step.
+    """
+
+    def __init__(self, step: RankStep, first: Sequence[list[FloatArray] | None], *, shared: bool) -> None:
+        self._first = first
+        self._freezes = step.epochs > 1 and step.ratio_against == "learner"
+        self._to_exchange = shared and len(first) > 1
+        self._frozen: dict[tuple[int, int, int], FloatArray] = {}
+
+    def of(self, number: int, rows: Sequence[Row]) -> list[FloatArray] | None:
+        """Return those of ``rows`` in minibatch ``number``; None: the ratio runs against other numbers.
+
+        All ranks ask for the same minibatches in one order.
+        """
+        if number < len(self._first):
+            return self._first[number]
+        if not self._freezes:
+            return None
+        if self._to_exchange:
+            self._exchange()
+        return [self._frozen[row.group, row.sample, row.part] for row in rows]
+
+    def keep(self, rated: Sequence[Rated]) -> None:
+        """Keep what the ratios of a minibatch ran against."""
+        if self._freezes:
+            self._frozen |= {(r.row.group, r.row.sample, r.row.part): r.old_logprobs for r in rated}
+
+    def _exchange(self) -> None:
+        parts: list[dict[tuple[int, int, int], FloatArray]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(parts, self._frozen)
+        for part in parts:
+            self._frozen |= part
+        self._to_exchange = False

@@ -23,7 +23,7 @@ from dapo.models.context import stretch_of
 from dapo.models.head import LOW
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch
-from dapo.models.routing import Pass, Routes, cut_out, lay_out
+from dapo.models.routing import RoutedPass, Routes, cut_out, lay_out
 from dapo.system import available_memory
 
 FLOAT64 = (1e-6, 1e-5)
@@ -66,7 +66,7 @@ def disagreement(
 
 
 @contextmanager
-def repeating(loaded: LoadedModel, wanted: Tensor | None = None) -> Iterator[Pass | None]:
+def repeating(loaded: LoadedModel, wanted: Tensor | None = None) -> Iterator[RoutedPass | None]:
     """Follow a low-precision model's routers, which choose ``wanted`` [tokens, routers, k]; None: it has none."""
     if loaded.routing is None or loaded.dtype not in LOW:
         yield None
@@ -84,7 +84,7 @@ def routes_in(loaded: LoadedModel, batch: PackedBatch, rows: Sequence[Routes | N
     return torch.from_numpy(cut_out(whole, stretch_of(tokens, loaded.unit))).to(batch.input_ids.device)
 
 
-def otherwise(passes: Sequence[Pass | None]) -> str | None:
+def otherwise(passes: Sequence[RoutedPass | None]) -> str | None:
     """Return that too many choices would have been made otherwise, in words; None: they would not."""
     changed = [made.changed().flatten() for made in passes if made is not None and made.otherwise]
     share = float(torch.cat(changed).float().mean()) if changed else 0.0

@@ -20,7 +20,7 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.packing import pack, pad
 from dapo.models.policy import Policy
 from dapo.models.precision import exact_matmuls
-from dapo.models.routing import Pass, Routes
+from dapo.models.routing import RoutedPass, Routes
 from dapo.types.batch import TokenRow
 
 # (prompt tokens, response tokens of the group): two groups, a one-token response, and lengths that differ.
@@ -209,7 +209,7 @@ def _reference(loaded: LoadedModel, row: TokenRow) -> _Reference:
     return _Reference(logprobs, _routes(made))
 
 
-def _routes(made: Pass | None) -> Routes | None:
+def _routes(made: RoutedPass | None) -> Routes | None:
     return None if made is None else made.routes().cpu().numpy()
 
 
@@ -219,7 +219,7 @@ class _Pair:
 
     found: torch.Tensor  # log-probabilities [tokens], in the order of the batch
     order: list[int]  # of the rows
-    made: Pass | None  # what routers chose, where they repeat the reference
+    made: RoutedPass | None  # what routers chose, where they repeat the reference
 
 
 def _pair(loaded: LoadedModel, rows: list[TokenRow], reference: list[_Reference], part: slice) -> _Pair:

@@ -32,7 +32,7 @@ EXTRA = "routes"
 
 
 @dataclass(slots=True)
-class Pass:
+class RoutedPass:
     """Expert choices of one pass, and of the forward computation that its backward pass repeats.
 
     Args:
@@ -73,14 +73,14 @@ class Routing:
         self.name = type(model).__name__
         self.count, self.experts, self.k = len(routers), int(routers[0].num_experts), int(routers[0].top_k)
         self.dtype = torch.uint8 if self.experts < 2**8 else torch.int16
-        self._now: Pass | None = None
+        self._now: RoutedPass | None = None
         for number, router in enumerate(routers):
             router.forward = partial(self._forward, number, router.forward)
 
     @contextmanager
-    def following(self, wanted: Tensor | None = None) -> Iterator[Pass]:
+    def following(self, wanted: Tensor | None = None) -> Iterator[RoutedPass]:
         """Record what the routers choose in one pass, after ``wanted`` where it names a choice."""
-        before, self._now = self._now, Pass(wanted)
+        before, self._now = self._now, RoutedPass(wanted)
         try:
             yield self._now
         finally:

@@ -229,20 +229,10 @@ class _Function(Callback):
         self._function = function
         self.name = getattr(function, "__name__", type(function).__name__)
 
-    def start(self, event: StartEvent) -> None:
+    def _call(self, event: Any) -> None:
         self._function(event)
 
-    def step(self, event: StepEvent) -> None:
-        self._function(event)
-
-    def evaluation(self, event: EvaluationEvent) -> None:
-        self._function(event)
-
-    def checkpoint(self, event: CheckpointEvent) -> None:
-        self._function(event)
-
-    def end(self, event: EndEvent) -> None:
-        self._function(event)
+    start = step = evaluation = checkpoint = end = _call
 
 
 def as_callback(given: object) -> Callback:

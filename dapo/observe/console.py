@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import IO, Literal, Self, cast
+from typing import IO, Any, Literal, Self, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -24,7 +25,6 @@ from dapo.links import addressed
 from dapo.observe import supervised
 from dapo.observe.lines import sample_lines, step_line, validation_lines
 from dapo.observe.sentences import broken_off_said
-from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
 from dapo.observe.view import RunState, dashboard
 from dapo.observe.why import evaluating_line, filling_line, heartbeat
@@ -45,6 +45,57 @@ HEARTBEAT = 60.0
 """Seconds without a line after which plain mode shows that a batch still fills."""
 
 _LOG_WIDTH = 100
+
+
+class UnbreakableStream:
+    """Passes everything on to a text stream until a write fails; from then on it swallows what it gets.
+
+    Its reader may go away (`dapo train ... | head`, a closed terminal, a full disk), and the run goes on.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.silent = False
+
+    def write(self, text: str) -> int:
+        if not self.silent:
+            try:
+                return self._stream.write(text)
+            except OSError as error:
+                self._silence(error)
+            except RuntimeError:  # a signal handler speaks in the middle of another write: that word is lost
+                pass
+        return len(text)
+
+    def flush(self) -> None:
+        if not self.silent:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._silence(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _silence(self, error: OSError) -> None:
+        self.silent = True
+        _discard_what_follows(self._stream)
+        log.info("the console is silent from here on: it cannot be written (%s); the run goes on", error)
+
+
+def _discard_what_follows(stream: TextIO) -> None:
+    """Whatever else is written there, by the interpreter at its exit or by a library, goes nowhere without an error."""
+    with suppress(OSError, ValueError):
+        gone = os.fstat(stream.fileno())
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        try:
+            for other in (stream, sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):
+                    number = other.fileno()
+                    if os.path.samestat(os.fstat(number), gone):  # `2>&1 | head`: both have the same reader
+                        os.dup2(devnull, number)
+        finally:
+            os.close(devnull)
 
 
 class Console:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dapo.config.peers import PEER_METRICS, PeerMetric
 from dapo.metrics.glossary import AREAS
 from dapo.metrics.metric import Metric
-from dapo.metrics.peers import PEER_METRICS, PeerMetric
 
 PAGE = Path("docs/metrics.md")
 

@@ -87,7 +87,7 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
     if pairs:
         which = ", those that gained most" if gain(*pairs[0]) > 0 else "; none went from wrong to right"
         parts += [Text(f"answers to held-out problems before and after{which}", style=_QUIET), Text()]
-    parts += [_pair(index, *pair) for index, pair in enumerate(pairs, 1)]
+    parts += [_pair(*pair) for pair in pairs]
     return Group(*parts)
 
 
@@ -161,7 +161,7 @@ def _half(row: Row) -> float:
     return 0.0 if low is None or high is None else max(0.0, high - low) / 2
 
 
-def _pair(index: int, before: Sample, after: Sample) -> RenderableType:
+def _pair(before: Sample, after: Sample) -> RenderableType:
     """One held-out problem with the answers before and after. All of it is untrusted text."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style=_QUIET)

@@ -22,7 +22,7 @@ from dapo.types.evidence import CollectProgress
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
 
-_SHARES = {
+_SHARES: dict[str, Callable[[float | None], str]] = {
     "training accuracy": percent,
     "groups kept": percent,
     "truncated": percent,

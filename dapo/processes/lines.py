@@ -27,7 +27,7 @@ class LineCall:
     lost: str = ""  # how the host was lost before it answered
 
 
-class Endpoint(Protocol):
+class LineEnd(Protocol):
     """Object that a line asks."""
 
     def ask(self, message: Any) -> Any:
@@ -44,7 +44,7 @@ class Endpoint(Protocol):
 class Line(threading.Thread):
     """Asks one host its calls, in order, until the host is lost."""
 
-    def __init__(self, name: str, end: Endpoint, told: threading.Condition) -> None:
+    def __init__(self, name: str, end: LineEnd, told: threading.Condition) -> None:
         """``told`` is notified of every answer."""
         super().__init__(name=f"line to {name}", daemon=True)
         self.end, self._told = end, told

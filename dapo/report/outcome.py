@@ -96,7 +96,7 @@ def _learned(facts: Facts) -> str:
         )
     else:
         verb = "rose" if change > 0 else "fell"
-        said = f"Held-out accuracy {verb} from {span}, {_times(abs(change), noise)}"
+        said = f"Held-out accuracy {verb} from {span}, {_times(noise)}"
     return said + "."
 
 
@@ -124,7 +124,7 @@ def _not_held_out(facts: Facts) -> str:
     return "Nothing was evaluated, so there is no held-out accuracy"
 
 
-def _times(change: float, noise: float) -> str:
+def _times(noise: float) -> str:
     return f"more than chance explains ({100 * noise:.1f} points)" if noise else "on problems without an interval"
 
 

@@ -35,7 +35,7 @@ class CodeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramVerdict:
     """Result of a program.
 
     Attributes:
@@ -121,7 +121,7 @@ class CodeJudge:
             values |= {"tests_passed": found.share, "timed_out": float(found.late)}
         return values, None
 
-    def examine(self, prompt: Prompt, program: str) -> Verdict:
+    def examine(self, prompt: Prompt, program: str) -> ProgramVerdict:
         """Run a program against the tests of a record; see ``score``."""
         tests = read_tests(prompt, self._settings.tests)
         for attempt in range(TRIES):
@@ -138,7 +138,7 @@ class CodeJudge:
         """End the sandbox."""
         self._sandbox.close()
 
-    def _asserts(self, prompt: Prompt, program: str, tests: Sequence[Any]) -> Verdict:
+    def _asserts(self, prompt: Prompt, program: str, tests: Sequence[Any]) -> ProgramVerdict:
         column = self._settings.entry_point
         entry_point = None if column is None else prompt.extra.get(column)
         if column is not None and not isinstance(entry_point, str):
@@ -147,9 +147,11 @@ class CodeJudge:
         asked = {"program": program, "tests": list(tests), "entry_point": entry_point, "token": token}
         ran = self._run(self._runner, json.dumps(asked), self._settings.timeout, OUTPUT_BYTES + 64 * len(tests))
         lines = set(ran.output.splitlines())
-        return Verdict(tuple(f"{token} {number}" in lines for number in range(len(tests))), ran.exit_code is None)
+        return ProgramVerdict(
+            tuple(f"{token} {number}" in lines for number in range(len(tests))), ran.exit_code is None
+        )
 
-    def _outputs(self, program: str, tests: Sequence[Mapping[str, str]]) -> Verdict:
+    def _outputs(self, program: str, tests: Sequence[Mapping[str, str]]) -> ProgramVerdict:
         """Compare what a program prints, here: it sees no expected output. All tests share the time limit."""
         until = time.monotonic() + self._settings.timeout
         passed: list[bool] = []
@@ -163,7 +165,7 @@ class CodeJudge:
             ran = self._run(program, test["stdin"], left, OUTPUT_BYTES + 2 * len(test["stdout"].encode()))
             late = ran.exit_code is None
             passed.append(ran.exit_code == 0 and _lines(ran.output) == _lines(test["stdout"]))
-        return Verdict(tuple(passed), late)
+        return ProgramVerdict(tuple(passed), late)
 
     def _run(self, program: str, stdin: str, seconds: float, output: int) -> Ran:
         return self._sandbox.run(program, stdin, timeout=seconds, memory_mib=self._settings.memory_mib, output=output)

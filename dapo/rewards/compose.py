@@ -14,9 +14,8 @@ from dapo.errors import RewardError
 from dapo.metrics.names import reward_name_problem
 from dapo.rewards import simple
 from dapo.rewards.code import START_SECONDS, CodeSettings
-from dapo.rewards.hasty import Hasty
-from dapo.rewards.judges import Judge, Outcome, Verifier, ask, make_judge
-from dapo.rewards.objects import pickled, runs_in_the_driver
+from dapo.rewards.function import pickled, runs_in_the_driver
+from dapo.rewards.judges import Hasty, Judge, Outcome, Verifier, ask, make_judge
 from dapo.rewards.pool import MEMORY_MIB, WorkerPool
 from dapo.rewards.question import with_wide_ids
 from dapo.rewards.service import ServicePool

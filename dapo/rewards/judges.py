@@ -16,6 +16,7 @@ from dapo.rewards import math, simple
 from dapo.rewards.code import CodeJudge, CodeSettings, find_program
 from dapo.rewards.function import describe_error, load_function, read_values
 from dapo.rewards.question import Kind
+from dapo.rewards.simple import TookLong
 from dapo.rewards.task import read_answer, task, warm_up
 from dapo.rewards.text import vote_text
 from dapo.sandbox.runs import SandboxError
@@ -185,3 +186,35 @@ def _score_regex(
     pattern: Any, seconds: float | None, prompt: Prompt, completion: Completion, _: Read
 ) -> tuple[float, str | None]:
     return float(simple.found_in(completion.text, pattern, seconds)), None
+
+
+MOMENT = 0.02
+"""Seconds that a pattern may take in the driver."""
+TRIES = 32
+"""Moments that a reward may lose in the driver: one that backtracks on everything goes to workers from then on."""
+
+
+class Hasty:
+    """Asks a reward of a pattern in the driver, for a moment: nearly all are done in microseconds.
+
+    What takes longer, because the pattern backtracks, is asked again in a worker, where the reward's time limit rules.
+    The verdict is the same in both places.
+
+    Args:
+        verifier: of kind ``exact`` or ``regex``, with a pattern.
+        moment: seconds for one response.
+    """
+
+    def __init__(self, verifier: Verifier, moment: float = MOMENT) -> None:
+        self._judge: Judge = make_judge(verifier, moment)
+        self._tries = TRIES
+
+    def __call__(self, prompt: Prompt, completion: Completion) -> tuple[Outcome, str | None] | None:
+        """Verdict and answer for votes; None: it takes too long here."""
+        if not self._tries:
+            return None
+        try:
+            return ask(self._judge, prompt, completion)
+        except TookLong:
+            self._tries -= 1
+            return None

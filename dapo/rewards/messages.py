@@ -4,40 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
+from dapo.processes import workers
+from dapo.processes.wire import WireError
+from dapo.processes.workers import Loading, Short, StrictMessage
 from dapo.rewards.function import MAX_VALUES
 from dapo.rewards.judges import KINDS, Outcome
-from dapo.rewards.wire import WireError
-
-_Text = Annotated[str, Field(max_length=4000)]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Loading(_Message):
-    """Importing what the reward ``name`` needs."""
-
-    type: Literal["loading"]
-    name: _Text
-
-
-class Ready(_Message):
+class Ready(StrictMessage):
     """All rewards are loaded."""
 
     type: Literal["ready"]
 
 
-class Failed(_Message):
+class Failed(StrictMessage):
     """A reward could not be loaded."""
 
     type: Literal["failed"]
-    error: _Text
+    error: Short
 
 
-class Began(_Message):
+class Began(StrictMessage):
     """An answer was read; ``digest`` identifies what its verdict depends on."""
 
     type: Literal["began"]
@@ -45,17 +34,17 @@ class Began(_Message):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Done(_Message):
+class Judged(StrictMessage):
     """A verdict."""
 
     type: Literal["done"]
     item: int
-    outcome: Annotated[dict[_Text, float], Field(max_length=MAX_VALUES)] | _Text
-    answer: _Text | None
+    outcome: Annotated[dict[Short, float], Field(max_length=MAX_VALUES)] | Short
+    answer: Short | None
     time: float  # of the machine's monotonic clock, the same in all processes
 
 
-Message = Loading | Ready | Failed | Began | Done
+Message = Loading | Ready | Failed | Began | Judged
 _ADAPTER: TypeAdapter[list[Message]] = TypeAdapter(list[Annotated[Message, Field(discriminator="type")]])
 
 
@@ -65,12 +54,9 @@ def read_messages(body: bytes) -> list[Message]:
     Raises:
         WireError: they are none.
     """
-    try:
-        messages = _ADAPTER.validate_json(body)
-    except ValidationError as error:
-        raise WireError(f"{error.error_count()} faults in a message, the first: {error.errors()[0]['msg']}") from None
+    messages = workers.read_messages(_ADAPTER, body)
     for message in messages:
-        if isinstance(message, Done) and isinstance(message.outcome, str) and not is_failure(message.outcome):
+        if isinstance(message, Judged) and isinstance(message.outcome, str) and not is_failure(message.outcome):
             raise WireError("a failure of no known kind")
     return messages
 

@@ -4,12 +4,11 @@ One thread, no callbacks: all progress on the driver's side happens inside ``sub
 for a worker that does not read or write. A worker holds one batch at a time and answers item by item, so when it hangs
 or dies, the item it was at is known: that one failed, those after it go to the next worker.
 
-``dapo.rewards.guarded_workers`` starts and ends the processes.
+``dapo.processes.workers`` starts and ends the processes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import deque
@@ -19,26 +18,23 @@ from pathlib import Path
 
 from dapo.errors import RewardError
 from dapo.processes.guarded import GuardedProcess
+from dapo.processes.wire import WireError
+from dapo.processes.workers import ENDED, START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
 from dapo.rewards.function import read_values
-from dapo.rewards.guarded_workers import ENDED, GuardedWorker, GuardedWorkers
 from dapo.rewards.judges import Outcome, Verifier
-from dapo.rewards.losses import Losses
-from dapo.rewards.messages import Began, Done, Failed, Loading, Message, Ready, read_messages
+from dapo.rewards.messages import Began, Failed, Judged, Message, Ready, read_messages
 from dapo.rewards.question import Question, Questions
-from dapo.rewards.wire import WireError
 from dapo.system import limits_memory
 from dapo.types.batch import Completion, Prompt
 
 log = logging.getLogger(__name__)
 
-WORKER = "import sys; from dapo.rewards.worker import main; main(int(sys.argv[1]))"
 MEMORY_MIB = 4096  # default limit of a worker process
 _MAX_BATCH = 16
-_START_LIMIT = 120.0  # seconds for a worker's imports
 _START_TOLD = 10.0  # seconds after which a worker that still imports is told
-_TICK = 0.05  # seconds between looks at the clock while waiting
 _MOST_GATHERED = 0.005  # seconds for each verdict that is still to come, before the driver looks again
 _PATIENCE = 5.0  # seconds for a guard to end what it guards
+TOLD_SECONDS = 60.0  # lost, after which that is said, and again at each doubling
 _MAX_HOPELESS = 4096  # verdicts remembered as not to be had
 
 
@@ -67,7 +63,7 @@ class Finished:
     answer: str | None = None  # for majority votes
 
 
-class WorkerPool:
+class WorkerPool(GuardedPool[_Worker, Message, Finished]):
     """Runs verifiers on (prompt, completion) pairs in worker processes."""
 
     def __init__(
@@ -87,16 +83,13 @@ class WorkerPool:
             memory_mib: limit of each worker process (and of each process it starts) in MiB of writable memory; None:
                 none.
         """
+        super().__init__(
+            _Worker, "dapo.rewards.worker", read_messages, output=output, memory_mib=memory_mib, patience=_PATIENCE
+        )
         self._verifiers = list(verifiers)
         self._limit = workers
-        self._memory_mib = memory_mib
         self._questions = Questions()
         self._queue: deque[_Item] = deque()
-        self._processes = GuardedWorkers(WORKER, _Worker, output=output, memory_mib=memory_mib, patience=_PATIENCE)
-        self._workers = self._processes.living
-        self._done: list[Finished] = []
-        self._ever_ready = False
-        self._failed_starts = 0  # in a row
         self._told_start = False
         self._told_memory = False
         self._pace = 0.0  # seconds of a verdict, as they were lately
@@ -106,7 +99,7 @@ class WorkerPool:
     @property
     def pending(self) -> int:
         """Items submitted and not yet returned by ``poll``."""
-        return len(self._queue) + sum(len(worker.batch) for worker in self._workers) + len(self._done)
+        return len(self._queue) + sum(len(worker.batch) for worker in self._workers) + len(self._answers)
 
     def start(self) -> None:
         """Start one worker and wait until it has loaded everything.
@@ -117,7 +110,7 @@ class WorkerPool:
         if not self._workers:
             self._start_worker()
         while self._workers and not self._workers[0].ready:
-            self._step(_TICK)
+            self._step(TICK)
         if not self._workers:
             self.start()
 
@@ -128,39 +121,20 @@ class WorkerPool:
         if not self._workers or len(self._queue) >= _MAX_BATCH:
             self._dispatch()
 
-    def poll(self, timeout: float | None = None) -> list[Finished]:
-        """Return finished items. timeout 0: those that are ready; None: wait until at least one is (or nothing is
-        pending).
-
-        Raises:
-            RewardError: the verifiers could never be loaded.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        self._step(0.0)
-        while not self._done and self.pending:
-            left = _TICK if deadline is None else min(_TICK, deadline - time.monotonic())
-            if left <= 0:
-                break
-            self._step(left)
-        done, self._done = self._done, []
-        return done
-
     def close(self) -> None:
         """End all workers; items that are pending are forgotten."""
         self._queue.clear()
-        self._processes.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
+        super().close()
 
     # ------------------------------------------------------------------ the machinery
 
+    def _awaits(self) -> bool:
+        return self.pending > 0
+
     def _step(self, seconds: float) -> None:
-        """Take in what workers sent (wait up to ``seconds`` for it), replace those stuck or gone, hand out work."""
         shortest = min((len(worker.batch) for worker in self._workers if worker.batch), default=1)
         gather = self._pace * (shortest - 1)  # about until the first worker has nothing left to do
-        for worker, why in self._processes.exchange(seconds, self._read, gather=gather):
+        for worker, why in self._exchange(seconds, gather):
             now = time.monotonic()
             if why is not None:
                 self._lose(worker, why)
@@ -170,25 +144,19 @@ class WorkerPool:
                 self._lose(worker, f"timeout: no answer within {worker.batch[0].seconds:g} s")
         self._dispatch()
 
-    def _read(self, worker: _Worker, body: bytes) -> None:
-        for message in read_messages(body):
-            if worker in self._workers:
-                self._take(worker, message)
-
     def _take(self, worker: _Worker, message: Message) -> None:
-        """One message of a worker."""
         match message:
             case Loading(name=name) if not worker.ready:
                 worker.loading = name
             case Ready() if not worker.ready:
-                worker.ready = self._ever_ready = True
+                worker.ready = self._loaded = True
                 self._failed_starts = 0
                 self.losses.started(time.monotonic() - worker.since)
             case Failed(error=error) if not worker.ready:
                 self._refuse(worker, error)
             case Began(item=item, digest=digest) if worker.batch and worker.batch[0].id == item:
                 worker.digest = digest
-            case Done(item=item, outcome=outcome) if worker.batch and worker.batch[0].id == item:
+            case Judged(item=item, outcome=outcome) if worker.batch and worker.batch[0].id == item:
                 if not isinstance(outcome, str):
                     try:
                         outcome = read_values(outcome, self._verifiers[worker.batch[0].verifier].name)
@@ -196,7 +164,7 @@ class WorkerPool:
                         raise WireError(str(error)) from None
                 worker.batch.popleft()
                 worker.digest = None
-                self._done.append(Finished(item, outcome, message.answer))
+                self._answers.append(Finished(item, outcome, message.answer))
                 # The next item began when this one ended, which may have been a while ago, and never in the future.
                 ended = max(worker.since, min(message.time, time.monotonic()))
                 self._pace += (min(ended - worker.since, _MOST_GATHERED) - self._pace) / _MAX_BATCH
@@ -206,8 +174,8 @@ class WorkerPool:
 
     def _mind_start(self, worker: _Worker, seconds: float) -> None:
         """Warn of a worker that takes long to load, and give up in the end."""
-        if seconds > _START_LIMIT:
-            self._lose(worker, f"timeout: not loaded within {_START_LIMIT:g} s: {worker.loading or 'starting'}")
+        if seconds > START_LIMIT:
+            self._lose(worker, f"timeout: not loaded within {START_LIMIT:g} s: {worker.loading or 'starting'}")
         elif seconds > _START_TOLD and not self._told_start:
             self._told_start = True
             log.warning(
@@ -215,12 +183,12 @@ class WorkerPool:
                 "for a network or a lock at import, it never ends.",
                 seconds,
                 worker.loading or "the interpreter",
-                _START_LIMIT,
+                START_LIMIT,
             )
 
     def _refuse(self, worker: _Worker, message: str) -> None:
         """Handle a worker that could not load its verifiers. At the first attempt that is the recipe's fault."""
-        if not self._ever_ready:
+        if not self._loaded:
             self.close()
             raise RewardError(message)
         self._lose(worker, f"exception: {message}")
@@ -232,7 +200,7 @@ class WorkerPool:
         exit_code = None
         if reason == ENDED:
             exit_code = worker.process.exit_code(2.0)  # its connection ends a moment before the process does
-        self._processes.end(worker)
+        self._end(worker)
         self.losses.restarts += 1
         if exit_code is not None:
             reason = f"crash: the process ended with code {exit_code}"
@@ -243,17 +211,17 @@ class WorkerPool:
             return
         self._failed_starts += 1
         hung = reason.startswith("timeout")  # it would hang again
-        if not self._ever_ready and (hung or self._failed_starts >= 3):
+        if not self._loaded and (hung or self._failed_starts >= 3):
             self.close()
-            raise RewardError(f"a worker for reward functions does not start: {reason}{self._processes.seen_in}")
+            raise RewardError(f"a worker for reward functions does not start: {reason}{self._seen_in}")
         if self._failed_starts >= 3:
-            self._done += [Finished(item.id, f"crash: workers no longer start: {reason}") for item in self._queue]
+            self._answers += [Finished(item.id, f"crash: workers no longer start: {reason}") for item in self._queue]
             self._queue.clear()
             self._failed_starts = 0
 
     def _fail(self, item: _Item, reason: str, digest: str | None) -> None:
         """Fail an item that cost its worker, so that equal ones do not cost another."""
-        self._done.append(Finished(item.id, reason))
+        self._answers.append(Finished(item.id, reason))
         if digest is not None and len(self._hopeless) < _MAX_HOPELESS:
             self._hopeless[digest] = None
         if reason.startswith("timeout"):
@@ -282,4 +250,50 @@ class WorkerPool:
                 "run.reward_memory_mib = %d has no effect: this system does not limit the memory of a process",
                 self._memory_mib,
             )
-        self._processes.start(self._verifiers)
+        self._start(self._verifiers)
+
+
+class Losses:
+    """Counts of a pool. The run goes on whatever is lost: the verdicts are unscored, and metrics count them.
+
+    Attributes:
+        restarts: workers lost to a hang or a crash.
+        timeouts: items that ran into their time limit.
+    """
+
+    def __init__(self, workers: int) -> None:
+        """``workers``: processes at most."""
+        self.restarts = self.timeouts = 0
+        self._workers = workers
+        self._limits, self._starts = 0.0, 0.0  # seconds lost to time limits; to starting others in lost workers' place
+        self._tell_limits_at = self._tell_starts_at = TOLD_SECONDS
+
+    def timed_out(self, seconds: float) -> None:
+        """Count an item that ran into its time limit of ``seconds``."""
+        self.timeouts += 1
+        self._limits += seconds
+        if self._limits >= self._tell_limits_at:
+            self._tell_limits_at = 2 * self._limits
+            log.warning(
+                "%d responses ran into the time limit of their reward, which took %.0f s of %d worker(s). A lower "
+                "`timeout` of that reward, or a higher run.reward_workers, bounds what such responses cost.",
+                self.timeouts,
+                self._limits,
+                self._workers,
+            )
+
+    def started(self, seconds: float) -> None:
+        """Count a worker that is ready ``seconds`` after its start; when others were lost, it replaces one."""
+        if not self.restarts:
+            return
+        self._starts += seconds
+        if self._starts >= self._tell_starts_at:
+            self._tell_starts_at = 2 * self._starts
+            log.warning(
+                "%d worker processes for rewards were lost, %d of them to a time limit, and starting others took "
+                "%.0f s. What ends a process (a crash, exit, too much memory) is better caught in the reward; modules "
+                "that import quickly make a loss cheaper.",
+                self.restarts,
+                self.timeouts,
+                self._starts,
+            )

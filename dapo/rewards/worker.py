@@ -1,6 +1,6 @@
 """A worker process: runs rewards on items it is sent. Started by ``dapo.rewards.pool``; imports no torch.
 
-Talks over one socket in the frames of ``dapo.rewards.wire``:
+Talks over one socket in the frames of ``dapo.processes.wire``:
 
     driver -> worker   the rewards, then batches: (a list of (item id, reward, ``question.Question``), new digests that
                        are hopeless)
@@ -16,9 +16,9 @@ import socket
 import time
 from typing import Any
 
+from dapo.processes.wire import answer_frame, receive
 from dapo.rewards.judges import Judge, Verifier, ask, make_judge
 from dapo.rewards.question import Question, read_question
-from dapo.rewards.wire import answer_frame, receive
 from dapo.system import end_with_parent_if_asked
 
 _LONG = 1 << 16  # characters of a response that is not read while a verdict waits to be sent

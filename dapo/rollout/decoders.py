@@ -18,7 +18,7 @@ from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.models.precision import exact_matmuls
 from dapo.models.probe import probe_length
-from dapo.models.routing import Pass
+from dapo.models.routing import RoutedPass
 from dapo.rollout import fused
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.fused import FusedDecoder
@@ -119,7 +119,7 @@ class _Comparison:
     found: Tensor
     expected: Tensor
     routes: Tensor | None  # [sequences x length, routers, k] by the model, where the decoder repeats them
-    made: list[Pass | None]  # the decoder's passes
+    made: list[RoutedPass | None]  # the decoder's passes
 
     def precise(self, loaded: LoadedModel) -> Tensor | None:
         """Return the model's own log-probabilities with float32 weights; None where they cannot be computed."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import give_back
-from dapo.models.routing import Pass, Routing
+from dapo.models.routing import RoutedPass, Routing
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.fused import FusedDecoder
@@ -327,7 +327,7 @@ class EmbeddedEngine:
         logits = prefilled.logits.index_select(0, send(rows, self._loaded.device))
         return self._sample(seats, logits, self._uniform(seats))
 
-    def _following(self) -> AbstractContextManager[Pass | None]:
+    def _following(self) -> AbstractContextManager[RoutedPass | None]:
         """Record what the routers choose, where that is asked for."""
         return nullcontext() if self._routing is None else self._routing.following()
 

@@ -59,7 +59,7 @@ def why_not(model: Any) -> str | None:
     return None
 
 
-class Turns(NamedTuple):
+class Rotations(NamedTuple):
     """Rotations of a step's tokens, complex."""
 
     queries: Tensor  # [rows, 1, d/2], scaled by 1/sqrt(d)
@@ -140,7 +140,7 @@ class _Layer:
             return x / length
         return F.rms_norm(x, x.shape[1:], self.norms[which], self.eps)
 
-    def _rotated(self, by_head: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+    def _rotated(self, by_head: Tensor, turns: Rotations) -> tuple[Tensor, Tensor]:
         """Return rotated queries [rows, heads, d], and keys with values [rows, 2 x kv heads, d], of ``by_head``."""
         d, nq = self.head_dim, self.heads
         q, k, kv = by_head[:, :nq], by_head[:, nq : nq + self.kv_heads], by_head[:, nq:]
@@ -153,7 +153,7 @@ class _Layer:
             return both[:, :nq].to(by_head.dtype), kv
         return _rotate(q, turns.queries), _rotate_(k, turns.keys, kv)
 
-    def forward(self, stream: Tensor, turns: Turns, index: int, attend: Attend) -> None:
+    def forward(self, stream: Tensor, turns: Rotations, index: int, attend: Attend) -> None:
         """Add this layer's contribution to the residual stream [rows, width (+ 1 when folded)], in place."""
         x = stream[:, : self.qkv_t.shape[0]]
         h = self._norm(stream, x, 0)
@@ -266,15 +266,15 @@ class FusedDecoder:
             if self._graphs is not None:
                 self._graphs.weights_at(self._addresses())
 
-    def _turns(self, positions: Tensor) -> Turns:
+    def _turns(self, positions: Tensor) -> Rotations:
         queries, keys = (table.index_select(0, positions) for table in self._rope)
         layer = self._layers[0]
         if self._folded or layer.head_norms[0] is not None:  # float32 turns in place, and norms come between
-            return Turns(queries, keys, None)
+            return Rotations(queries, keys, None)
         both = torch.cat([queries.expand(-1, layer.heads, -1), keys.expand(-1, layer.kv_heads, -1)], dim=1)
-        return Turns(queries, keys, both)
+        return Rotations(queries, keys, both)
 
-    def _forward(self, tokens: Tensor, turns: Turns, attend: Attend) -> Tensor:
+    def _forward(self, tokens: Tensor, turns: Rotations, attend: Attend) -> Tensor:
         x = F.embedding(tokens, self._model.embed_tokens.weight)
         stream, width = x, x.shape[1]
         if self._folded:

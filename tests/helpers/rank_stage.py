@@ -49,7 +49,7 @@ class RankStage:
         self.held[number] = make_worker(
             place,
             schema.Model(**model),
-            schema.Learner(**learner),
+            schema.LearnerSection(**learner),
             1.0,
             OBJECTIVES[objective](),
             reference=reference,
@@ -110,14 +110,14 @@ class Stage:
         objective: str = "clip",
         asynchronous: bool = False,
         shape=None,
-        reference: schema.Reference | None = None,
+        reference: schema.ReferenceSection | None = None,
         **settings,
     ):
         number = next(self.numbers)
         self.all("make", number, model, settings, objective, shape or Shape(self.ranks), reference)
         staged = Staged(self.transport, self.hosts, number)
         specs = [HostSpec(f"rank-{rank}", RankStage, (rank,)) for rank in range(self.ranks)]
-        hosts = LearnerHosts(staged, specs, schema.Learner(**settings).timeout)
+        hosts = LearnerHosts(staged, specs, schema.LearnerSection(**settings).timeout)
         group = LearnerDriver(
             hosts, WeightExchange.by_folder(self.folder / f"weights-{number}"), asynchronous=asynchronous
         )

@@ -105,9 +105,9 @@ def trained_a_little(model) -> None:
                 own_part(parameter).copy_(own_slice(values, parameter))
 
 
-def settings() -> schema.Learner:
+def settings() -> schema.LearnerSection:
     # eps: AdamW divides a gradient that is nothing but rounding by its own size, unless eps is larger.
-    return schema.Learner(microbatch_tokens=LIMIT, weight_decay=0.01, max_grad_norm=0.5, eps=1e-2)
+    return schema.LearnerSection(microbatch_tokens=LIMIT, weight_decay=0.01, max_grad_norm=0.5, eps=1e-2)
 
 
 @norms_as_wide_as_the_model()

@@ -46,7 +46,7 @@ def workers(tmp_path_factory, request):
             PolicyStep(
                 load_model(folder, dtype=torch.float64, attention_mode=mode),
                 OBJECTIVES[0],
-                schema.Learner(),
+                schema.LearnerSection(),
                 0.9,
                 correction,
             )
@@ -77,7 +77,7 @@ def batches(draw: st.DrawFn) -> list[Row]:
 
 def gradient_of(worker, rows, objective, tokens, against="learner"):
     """All gradients as one vector, and the metrics, of a training step whose update is left out."""
-    worker.step.objective, worker.settings = objective, schema.Learner(microbatch_tokens=tokens)
+    worker.step.objective, worker.settings = objective, schema.LearnerSection(microbatch_tokens=tokens)
     learner = LearnerDriver(WorkerHere(worker))
     found = []
 

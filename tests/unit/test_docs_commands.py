@@ -14,9 +14,9 @@ from ruamel.yaml import YAML
 
 from dapo.cli.main import app
 from dapo.config.explain import explain
+from dapo.config.peers import PEER_METRICS, peer_metric
 from dapo.config.settings import generic, settings
 from dapo.metrics.glossary import AREAS, GLOSSARY, lookup
-from dapo.metrics.peers import PEER_METRICS, peer_metric
 
 COMMANDS = typer.main.get_command(app).commands
 ELSEWHERE = {"epsilon_high", "KEY"}  # shown because it is refused; a placeholder

@@ -9,7 +9,7 @@ from learner_here import LearnerHere
 from vllm_parts import drain, request, start, true_logprobs
 
 from dapo.algorithms.objective import clip_objective
-from dapo.config.schema import Learner, Lora
+from dapo.config.schema import LearnerSection, Lora
 from dapo.errors import EngineError
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -26,7 +26,7 @@ def adapted(folder, architecture, dtype="float32", **lora):
     path = make_tiny_model(folder, architecture, hidden=128, heads=4, kv_heads=2, dtype=getattr(torch, dtype))
     loaded = load_model(str(path), device="cpu", dtype=dtype, lora=Lora(rank=4, **lora))
     loaded.sends_adapter = True
-    return loaded, LearnerHere(loaded, OBJECTIVE, Learner(), 1.0)
+    return loaded, LearnerHere(loaded, OBJECTIVE, LearnerSection(), 1.0)
 
 
 def moved(loaded, seed, scale):
@@ -93,7 +93,7 @@ def test_an_adapter_of_another_version_is_seen_by_its_checksums(tmp_path):
         ours = learner.checksums({name: one.dtype for name, one in before.items()})
         assert {name for name, one in before.items() if ours[name] != one.value} == set(learner.publish(1).names)
         loaded.sends_adapter = False
-        merging = LearnerHere(loaded, OBJECTIVE, Learner(), 1.0)
+        merging = LearnerHere(loaded, OBJECTIVE, LearnerSection(), 1.0)
         with pytest.raises(EngineError, match="applies an adapter, and whole weights were published"):
             engine.load(merging.publish(2))
     finally:

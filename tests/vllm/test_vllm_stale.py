@@ -54,7 +54,7 @@ def differing(engine, loaded):
     """Names whose checksums are not the learner's, as the sync check finds them; all others must be there."""
     found = engine.checksums()
     assert set(found) == {name for name, _ in loaded.model.named_parameters()}
-    worker = Worker(PolicyStep(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0))
+    worker = Worker(PolicyStep(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.LearnerSection(), 1.0))
     expected = worker.checksums({name: one.dtype for name, one in found.items()})
     return [name for name, one in found.items() if expected[name] != one.value]
 

@@ -1,4 +1,7 @@
-"""The recipe: every setting of a run, with its meaning where it stands. Imports no torch."""
+"""The recipe: every setting of a run, with its meaning where it stands. Imports no torch.
+
+A section whose name another class has ends in ``Section``.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dapo.config.schema.algorithm import (
-    Algorithm,
+    AlgorithmSection,
     DynamicSampling,
-    EntropyControl,
+    EntropyControlSection,
     OverlongPunishment,
-    Reference,
+    ReferenceSection,
     RewardScaling,
     Selection,
 )
@@ -20,23 +23,31 @@ from dapo.config.schema.data import (
     Data,
     DataSource,
     Reward,
-    Sandbox,
+    SandboxSection,
     Sft,
     SftSource,
     Shot,
-    Thinking,
+    ThinkingSection,
     TrainSource,
 )
-from dapo.config.schema.environment import Environment
+from dapo.config.schema.environment import EnvironmentSection
 from dapo.config.schema.kinds import Clip
 from dapo.config.schema.launch import Cluster, Launch, Slurm
-from dapo.config.schema.learner import Learner, Lora, Model
+from dapo.config.schema.learner import LearnerSection, Lora, Model
 from dapo.config.schema.rollout import Embedded, Rollout, Server, Vllm
-from dapo.config.schema.run import Checkpoint, EarlyStop, Logging, Run, TrackerSettings, Trainer, Validation
+from dapo.config.schema.run import (
+    Checkpoint,
+    EarlyStop,
+    Logging,
+    RunSection,
+    TrackerSettings,
+    TrainerSection,
+    Validation,
+)
 from dapo.config.section import FIXED, Hook, Section
 
 __all__ = [
-    "Algorithm",
+    "AlgorithmSection",
     "Checkpoint",
     "Clip",
     "Cluster",
@@ -46,31 +57,31 @@ __all__ = [
     "DynamicSampling",
     "EarlyStop",
     "Embedded",
-    "EntropyControl",
-    "Environment",
+    "EntropyControlSection",
+    "EnvironmentSection",
     "Launch",
-    "Learner",
+    "LearnerSection",
     "Logging",
     "Lora",
     "Model",
     "OverlongPunishment",
     "Recipe",
-    "Reference",
+    "ReferenceSection",
     "Reward",
     "RewardScaling",
     "Rollout",
-    "Run",
-    "Sandbox",
+    "RunSection",
+    "SandboxSection",
     "Selection",
     "Server",
     "Sft",
     "SftSource",
     "Shot",
     "Slurm",
-    "Thinking",
+    "ThinkingSection",
     "TrackerSettings",
     "TrainSource",
-    "Trainer",
+    "TrainerSection",
     "Validation",
     "Vllm",
 ]
@@ -98,7 +109,7 @@ class Recipe(Section):
         FIXED,
     ] = "dapo"
     """Named starting point; what the file sets lies on top."""
-    run: Run = Run()
+    run: RunSection = RunSection()
     """Where the run lives."""
     model: Model
     """What is trained."""
@@ -109,19 +120,19 @@ class Recipe(Section):
     scorer: Hook | None = None
     """Your own scorer instead of ``rewards``, ``package.module:Class``, called with the run's context
     (docs/extending.md)."""
-    sandbox: Sandbox = Sandbox()
+    sandbox: SandboxSection = SandboxSection()
     """What runs programs that the model wrote."""
     rollout: Rollout = Rollout()
     """How responses are made."""
-    environment: Environment = Environment()
+    environment: EnvironmentSection = EnvironmentSection()
     """Who answers the model between its turns."""
-    algorithm: Algorithm = Algorithm()
+    algorithm: AlgorithmSection = AlgorithmSection()
     """DAPO and its relatives."""
-    learner: Learner = Learner()
+    learner: LearnerSection = LearnerSection()
     """The optimiser."""
     validation: Validation = Validation()
     """Evaluation during training."""
-    trainer: Trainer = Trainer()
+    trainer: TrainerSection = TrainerSection()
     """The loop."""
     sft: Sft = Sft()
     """A supervised start (``dapo sft``)."""

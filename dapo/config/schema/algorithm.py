@@ -32,7 +32,7 @@ class Retire(Section):
     """Probability that a retired prompt is taken all the same when its turn comes."""
 
 
-class Greso(Section):
+class GresoSection(Section):
     target: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Share of zero-variance groups aimed at, one third of it all correct, two thirds all wrong."""
 
@@ -54,7 +54,7 @@ class Hard(Section):
 class Selection(Section):
     retire: Retire | None = None
     """Retire solved prompts, such as ``{at: 1.0}``; null: never."""
-    greso: Greso | None = None
+    greso: GresoSection | None = None
     """Skip prompts whose groups had no variance, more likely the longer they had none (GRESO, arXiv 2506.02177), such
     as ``{target: 0.25}``; null: take them."""
     easy: Easy | None = None
@@ -134,14 +134,14 @@ class RewardScaling(Section):
     """Upper end of the scaled reward."""
 
 
-class Reference(Section, resume="fixed"):
+class ReferenceSection(Section, resume="fixed"):
     refresh_every: Positive | None = None
     """Training steps after which the reference becomes the present policy; None: it stays the model of the start."""
     offload: Annotated[bool, FREE] = False
     """Keep the reference's weights in the CPU's memory between passes."""
 
 
-class EntropyControl(Section):
+class EntropyControlSection(Section):
     target: Above | None = None
     """Mean entropy of the tokens with loss to adapt the coefficient to, nats; None: it is fixed. The bonus acts only in
     steps after one below the target (a penalty, with ``min`` below 0, only after one above)."""
@@ -153,7 +153,7 @@ class EntropyControl(Section):
     """Upper bound of the coefficient."""
 
 
-class Algorithm(Section):
+class AlgorithmSection(Section):
     clip: Clip = Clip()
     """Bounds of the probability ratio, for losses with a clip."""
     loss: Loss = ClippedLoss()
@@ -186,9 +186,9 @@ class Algorithm(Section):
     """Of the term in the loss; docs/losses.md has the formulas. GRPO has k3."""
     kl_in_reward: bool = False
     """Subtract the KL from each response's reward (k1, summed over its tokens) instead of adding it to the loss."""
-    reference: Reference = Reference()
+    reference: ReferenceSection = ReferenceSection()
     """What KL is measured against."""
     entropy_coefficient: Signed = 0.0
     """Bonus for entropy in the loss (below 0: a tax); with ``entropy_control.target`` where the coefficient begins."""
-    entropy_control: EntropyControl = EntropyControl()
+    entropy_control: EntropyControlSection = EntropyControlSection()
     """A coefficient that follows the entropy."""

@@ -72,7 +72,7 @@ class Shot(Section, resume="fixed"):
     """The whole response, as the model is to write its own."""
 
 
-class Thinking(Section):
+class ThinkingSection(Section):
     enabled: bool = False
     """The answer is what follows the thinking: nothing within the tags counts, and thinking that is never closed has no
     answer. Off, rewards read the whole response."""
@@ -117,7 +117,7 @@ class Data(Section, resume="fixed"):
     response_prefix: str | None = None
     """Text that every response begins with. For the learner it is the prompt's end: it carries no loss and counts in no
     length. Rewards, samples and rollouts see it as the beginning of the response."""
-    thinking: Thinking = Thinking()
+    thinking: ThinkingSection = ThinkingSection()
     """Where the answer is in the responses of models that think first."""
     system_prompt: str | None = None
     """System message for ``chat``."""
@@ -199,7 +199,7 @@ class Reward(Section):
         return self.timeout or {"code": 5.0, "service": 60.0}.get(self.kind, 10.0)
 
 
-class Sandbox(Section):
+class SandboxSection(Section):
     kind: Annotated[Literal["local", "bubblewrap", "http"], FREE] = "local"
     """What runs programs of a model. ``local``: namespaces, Landlock and seccomp of this machine's kernel, without an
     installation. ``bubblewrap``: its command. ``http``: a service, see docs/howto_code_rewards.md."""

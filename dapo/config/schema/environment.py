@@ -9,7 +9,7 @@ from pydantic import Field
 from dapo.config.section import FIXED, FREE, Hook, Many, Parallel, Seconds, Section, Tokens, Whole
 
 
-class Environment(Section):
+class EnvironmentSection(Section):
     kind: Annotated[Literal["tools", "agent", "verifiers", "openenv"] | Hook | None, FIXED] = None
     """``tools``: an episode goes on while the model calls ``tools``. ``agent``: a program that asks the model over an
     endpoint (docs/agents.md). ``package.module:name``: a generator function or class of yours, SkyRL-Gym's or TRL's.

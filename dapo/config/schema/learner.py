@@ -52,7 +52,7 @@ class Model(Section):
     """``torch.set_float32_matmul_precision``. On AMD CPUs ``medium`` is twice as fast at the same accuracy."""
 
 
-class Learner(Section):
+class LearnerSection(Section):
     optimizer: Annotated[Literal["adamw", "adamw_8bit"], FIXED] = "adamw"
     """``adamw_8bit``: AdamW's two moments in 8 bits with a scale for each block of numbers (arXiv 2110.02861), by
     torchao (extra ``eight_bits``): 2 bytes a parameter instead of 8. Small tensors, and those whose rows are no

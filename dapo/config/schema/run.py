@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from dapo.config.section import ASK, FIXED, FREE, Above, Factor, Hook, Many, Parallel, Positive, Section, Tokens, Whole
 
 
-class Run(Section, resume="fixed"):
+class RunSection(Section, resume="fixed"):
     dir: str = "runs"
     """Folder that holds run folders."""
     name: str = "run"
@@ -41,7 +41,7 @@ class EarlyStop(Section, resume="free"):
     """A value is better only if it is so by more than this."""
 
 
-class Trainer(Section, resume="free"):
+class TrainerSection(Section, resume="free"):
     steps: Whole = 100
     """Training steps (one rollout batch each)."""
     max_hours: Annotated[float, Field(gt=0, le=100_000)] | None = None

@@ -19,7 +19,7 @@ from benchmarks.gpu.room import Room
 from benchmarks.gpu.settings import learner_settings, plain_defaults
 from benchmarks.gpu.shapes import REHEARSED as SHAPE
 from benchmarks.gpu.shapes import make_loaded
-from dapo.config.schema import Learner
+from dapo.config.schema import LearnerSection
 from dapo.learner import optimizer
 from dapo.models import packed_attention
 from dapo.rollout import cache, embedded
@@ -195,7 +195,7 @@ def test_p_is_even_under_the_truth():
 
 
 def test_the_settings_without_pydantic_are_the_schemas(monkeypatch):
-    defaults = {name: field.default for name, field in Learner.model_fields.items()}
+    defaults = {name: field.default for name, field in LearnerSection.model_fields.items()}
     assert plain_defaults() == defaults
     monkeypatch.setitem(sys.modules, "pydantic", None)
     plain = learner_settings(max_grad_norm=None)

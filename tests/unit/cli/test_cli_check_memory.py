@@ -134,11 +134,11 @@ def test_weights_gradients_and_moments_are_those_of_the_optimiser(tmp_path):
     from learner_here import LearnerHere
 
     from dapo.algorithms.objective import clip_objective
-    from dapo.config.schema import Learner
+    from dapo.config.schema import LearnerSection
 
     for dtype in ("float32", "bfloat16"):
         loaded = load_model(make_tiny_model(tmp_path / dtype), dtype=dtype)
-        learner = LearnerHere(loaded, clip_objective(low=0.2, high=0.2), Learner(), 1.0)
+        learner = LearnerHere(loaded, clip_objective(low=0.2, high=0.2), LearnerSection(), 1.0)
         optimizer = learner.step.optimizer
         for master in optimizer.masters.values():
             master.grad = torch.ones_like(master)

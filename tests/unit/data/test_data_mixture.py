@@ -14,7 +14,7 @@ from test_data_load import WordTokenizer, jsonl
 from dapo.config.load import recipe_from_dict
 from dapo.config.schema import Curriculum, Data, Selection, TrainSource
 from dapo.data import EpochStream, prepare
-from dapo.data.mixture import MixtureStream, Part
+from dapo.data.mixture import MixturePart, MixtureStream
 from dapo.errors import DataError, RecipeError
 from dapo.loop.sampling.account import source_metrics
 from dapo.loop.sampling.prompts import PromptHistory, PromptSelector
@@ -31,12 +31,12 @@ def prompts(source: str, count: int, level: int | None = None) -> list[Prompt]:
     return [Prompt(name, name, np.array([1]), name, "", source, extra) for name in names]
 
 
-def stream(*parts: Part, shuffle: bool = True) -> MixtureStream:
+def stream(*parts: MixturePart, shuffle: bool = True) -> MixtureStream:
     return MixtureStream(parts, seed=5, shuffle=shuffle, curriculum=RULE)
 
 
-def parts(**weights: float) -> list[Part]:
-    return [Part(name, weight, [prompts(name, 3 + n)]) for n, (name, weight) in enumerate(weights.items())]
+def parts(**weights: float) -> list[MixturePart]:
+    return [MixturePart(name, weight, [prompts(name, 3 + n)]) for n, (name, weight) in enumerate(weights.items())]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_the_order_depends_on_no_batch() -> None:
     assert [p.id for n in (5, 1, 9) for p in one.take(n)] == [p.id for p in many.take(15)]
 
 
-def levels(top: int = 3) -> Part:
-    return Part("task", 1.0, [prompts("task", 4, level) for level in range(1, top + 1)])
+def levels(top: int = 3) -> MixturePart:
+    return MixturePart("task", 1.0, [prompts("task", 4, level) for level in range(1, top + 1)])
 
 
 def at(level: int) -> Prompt:
@@ -117,13 +117,13 @@ def test_a_stream_goes_on_exactly_where_it_was() -> None:
 
 def test_the_position_of_another_mixture_is_refused() -> None:
     state = stream(*parts(a=1, b=1)).state()
-    for other in (stream(*parts(a=1, b=2)), stream(*parts(a=1)), stream(Part("a", 1, [prompts("a", 3, 1)] * 2))):
+    for other in (stream(*parts(a=1, b=2)), stream(*parts(a=1)), stream(MixturePart("a", 1, [prompts("a", 3, 1)] * 2))):
         with pytest.raises(DataError, match="another mixture"):
             other.load(state)
     with pytest.raises(DataError, match="another mixture"):
         stream(*parts(a=1)).load(EpochStream(prompts("a", 3), seed=5).state())
     with pytest.raises(DataError, match="has no prompt left at level 2"):
-        stream(Part("a", 1, [prompts("a", 1), []]))
+        stream(MixturePart("a", 1, [prompts("a", 1), []]))
 
 
 def test_sources_and_levels_of_a_recipe(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_streams_have_the_optional_members_that_their_protocols_name() -> No
     plain = EpochStream(prompts("a", 3), seed=0)
     assert isinstance(plain, HasSources)
     assert not isinstance(plain, HasLevels | HasPasses | LearnsAccuracy)
-    mixture = MixtureStream([Part("a", 1.0, [prompts("a", 3)])], seed=0, shuffle=True, curriculum=RULE)
+    mixture = MixtureStream([MixturePart("a", 1.0, [prompts("a", 3)])], seed=0, shuffle=True, curriculum=RULE)
     for protocol in (HasSources, HasLevels, HasPasses, LearnsAccuracy):
         assert isinstance(mixture, protocol)
 

@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 
 def make(path, *, dtype=torch.float32, reference=None, objective=OBJECTIVE, weights=None, learner=None, **lora):
     loaded = load_model(path, dtype=dtype, attention_mode="packed", lora=schema.Lora(**lora) if lora else None, seed=3)
-    settings = schema.Learner(**({"weight_decay": 0.0, "max_grad_norm": None} | (learner or {})))
+    settings = schema.LearnerSection(**({"weight_decay": 0.0, "max_grad_norm": None} | (learner or {})))
     return LearnerHere(loaded, objective, settings, 1.0, None, reference, weights=weights)
 
 
@@ -173,8 +173,8 @@ def test_the_start_is_a_function_of_the_seed_and_of_nothing_else(folder):
 @pytest.mark.parametrize("saved", [[], ["norm"]])
 def test_the_reference_under_a_switched_off_adapter_is_the_frozen_copy_to_the_digit(folder, dtype, saved):
     rows = make_rows()
-    learner = make(folder, dtype=dtype, reference=schema.Reference(), rank=4, modules_to_save=saved)
-    frozen = make(folder, dtype=dtype, reference=schema.Reference())
+    learner = make(folder, dtype=dtype, reference=schema.ReferenceSection(), rank=4, modules_to_save=saved)
+    frozen = make(folder, dtype=dtype, reference=schema.ReferenceSection())
     assert learner.step.reference.state() == {}  # nothing is kept
     for number in range(2):
         learn(learner, rows, rate=1e-2, version=number)
@@ -189,7 +189,7 @@ def test_the_reference_under_a_switched_off_adapter_is_the_frozen_copy_to_the_di
 
 def test_a_kl_term_on_an_adapter_is_that_of_the_frozen_copy(folder, tmp_path):
     objective = with_terms(OBJECTIVE, kl_coefficient=0.3, kl_estimator="k3")
-    learner = randomise(make(folder, dtype=DOUBLE, reference=schema.Reference(), objective=objective, rank=3))
+    learner = randomise(make(folder, dtype=DOUBLE, reference=schema.ReferenceSection(), objective=objective, rank=3))
     references = learner.logprobs(make_rows(), "reference").result()
     rows = [replace(r, advantage=0.0, reference_logprobs=x) for r, x in zip(make_rows(), references, strict=True)]
     whole = gradients(make(merged_folder(learner, tmp_path / "m"), dtype=DOUBLE, objective=objective), rows)
@@ -201,7 +201,7 @@ def test_a_kl_term_on_an_adapter_is_that_of_the_frozen_copy(folder, tmp_path):
 
 def test_a_refreshed_reference_of_an_adapter_is_a_copy_of_the_adapter(folder):
     rows = make_rows()
-    learner = make(folder, reference=schema.Reference(refresh_every=1), rank=4)
+    learner = make(folder, reference=schema.ReferenceSection(refresh_every=1), rank=4)
     assert all("lora_" in name for name in learner.step.reference.state())
     learn(learner, rows, rate=1e-2, refresh_reference=True)
     after = learner.logprobs(rows).result()

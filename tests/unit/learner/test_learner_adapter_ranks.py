@@ -107,7 +107,7 @@ def local(folder, dtype="float32", kind="tied", reference=None, **lora):
         lora=schema.Lora(**LORA | lora),
     )
     trained_a_little(loaded.model)
-    return LearnerHere(loaded, OBJECTIVES["clip"](), schema.Learner(**SETTINGS), 1.0, reference=reference)
+    return LearnerHere(loaded, OBJECTIVES["clip"](), schema.LearnerSection(**SETTINGS), 1.0, reference=reference)
 
 
 def start_rank(stage, number):
@@ -196,7 +196,7 @@ def test_saved_beside_training_and_only_for_this_model_and_adapter(stages, folde
 @over_processes
 @pytest.mark.parametrize("refresh", [None, 1])
 def test_the_reference_is_the_model_without_its_adapter_or_a_copy_of_the_adapter(stages, folder, refresh, tmp_path):
-    reference, rows = schema.Reference(refresh_every=refresh), make_rows()
+    reference, rows = schema.ReferenceSection(refresh_every=refresh), make_rows()
     ranks, one = over(stages(2), folder, reference=reference), local(folder, reference=reference)
     for learner in (ranks, one):
         learn(learner, [rows])

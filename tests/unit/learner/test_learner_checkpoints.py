@@ -23,7 +23,7 @@ MODELS = {"model": {"hidden": 16, "heads": 2, "ffn": 24}}
 
 def local(folder, dtype):
     loaded = load_model(folder / "model", dtype=getattr(torch, dtype), device="cpu", attention_mode="packed")
-    return LearnerHere(loaded, OBJECTIVES["clip"](), schema.Learner(**SETTINGS), 1.0)
+    return LearnerHere(loaded, OBJECTIVES["clip"](), schema.LearnerSection(**SETTINGS), 1.0)
 
 
 def over(stage, folder, dtype, **options):

@@ -25,7 +25,7 @@ from dapo.models.tiny import make_tiny_model
 
 OBJECTIVE = clip_objective(low=0.2, high=0.28)
 EXPLOSIVE = Objective(lambda inputs: (inputs.logprobs * math.inf, {}))
-SETTINGS = schema.Learner(microbatch_tokens=48, max_skipped_steps=1)  # several passes a minibatch
+SETTINGS = schema.LearnerSection(microbatch_tokens=48, max_skipped_steps=1)  # several passes a minibatch
 
 
 @pytest.fixture(scope="module", params=["packed float32", "padded float32", "packed bfloat16", "packed float32 lora"])

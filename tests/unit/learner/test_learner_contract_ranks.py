@@ -70,7 +70,7 @@ def test_a_bfloat16_model_goes_from_one_process_to_a_rank_and_back_to_the_bit(on
     def here():
         lora = schema.Lora(rank=2) if adapter else None
         loaded = load_model(one_rank.folder / "24", dtype="bfloat16", device="cpu", attention_mode="packed", lora=lora)
-        return LearnerHere(loaded, OBJECTIVES["clip"](), schema.Learner(**SETTINGS), 1.0)
+        return LearnerHere(loaded, OBJECTIVES["clip"](), schema.LearnerSection(**SETTINGS), 1.0)
 
     one, ranks, again = here(), subject(one_rank, "packed", "bfloat16", adapter).make(), here()
     learn(one, [make_rows()])

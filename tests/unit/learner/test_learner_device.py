@@ -14,8 +14,7 @@ from dapo.algorithms.objective import Objective, clip_objective
 from dapo.config import schema
 from dapo.errors import LearnerError
 from dapo.learner import determinism
-from dapo.models.cuda_notes import notes_on_cuda
-from dapo.models.load import load_model
+from dapo.models.load import load_model, notes_on_cuda
 from dapo.models.tiny import make_tiny_model
 
 CLIP = clip_objective(low=0.2, high=0.28)
@@ -27,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 def learner_of(folder, loss=CLIP.loss, **settings) -> LearnerHere:
-    return LearnerHere(load_model(folder), Objective(loss), schema.Learner(**settings), 1.0)
+    return LearnerHere(load_model(folder), Objective(loss), schema.LearnerSection(**settings), 1.0)
 
 
 def rows_of_a_step():

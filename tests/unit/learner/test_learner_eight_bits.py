@@ -41,7 +41,7 @@ def optimizers(shapes):
     for kind in ("adamw_8bit", "adamw"):
         draw = torch.Generator().manual_seed(0)
         parameters = {str(s): torch.nn.Parameter(torch.randn(s, generator=draw) * 0.1) for s in shapes}
-        found.append(Optimizer(parameters, schema.Learner(optimizer=kind, weight_decay=0.1, max_grad_norm=None)))
+        found.append(Optimizer(parameters, schema.LearnerSection(optimizer=kind, weight_decay=0.1, max_grad_norm=None)))
     return found
 
 
@@ -144,7 +144,7 @@ def loaded(folder):
 
 
 def settings(kind="adamw_8bit"):
-    return schema.Learner(optimizer=kind, **SETTINGS)
+    return schema.LearnerSection(optimizer=kind, **SETTINGS)
 
 
 def copied(loaded):

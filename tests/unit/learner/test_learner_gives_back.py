@@ -49,7 +49,7 @@ def make(kind, stage, folder):
         return stage.learner({"path": str(path), "device": "cpu"})
     weights = None if kind == "in the driver" else folder
     objective = clip_objective(low=0.2, high=0.28)
-    made = load_model(str(path), device="cpu"), objective, schema.Learner(), 1.0
+    made = load_model(str(path), device="cpu"), objective, schema.LearnerSection(), 1.0
     if kind == "in a process":
         return learner_apart(lambda *parts: Worker(PolicyStep(*parts)), *made, weights=folder)
     return LearnerHere(*made, weights=weights)

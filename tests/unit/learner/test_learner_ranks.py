@@ -83,7 +83,7 @@ def run_rank(folder: Path, rank: int) -> None:
     for variant, (dtype, sharded) in VARIANTS.items():
         loaded = load_model(folder / "model", dtype=dtype, attention_mode="packed")
         sharding = Sharding(loaded, Shape(2).mesh(loaded.device), Shape(2)) if sharded else None
-        step = PolicyStep(loaded, OBJECTIVES[0], schema.Learner(), 0.9, sharding=sharding)
+        step = PolicyStep(loaded, OBJECTIVES[0], schema.LearnerSection(), 0.9, sharding=sharding)
         for name, rows, objective in cases():
             step.objective = objective
             out[f"{variant}/{name}/stats"] = gradient_and_stats(step, rows, 2, rank)
@@ -121,7 +121,7 @@ def two_ranks(tmp_path_factory):
 def test_two_processes_give_the_gradient_of_one(two_ranks, variant, tolerance):
     folder, found = two_ranks
     loaded = load_model(folder, dtype=VARIANTS[variant][0], attention_mode="packed")
-    step = PolicyStep(loaded, OBJECTIVES[0], schema.Learner(), 0.9)
+    step = PolicyStep(loaded, OBJECTIVES[0], schema.LearnerSection(), 0.9)
     for name, rows, objective in cases():
         step.objective = objective
         planned = plan_passes(rows, LIMIT, ranks=2)

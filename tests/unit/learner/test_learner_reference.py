@@ -18,7 +18,7 @@ from dapo.errors import CheckpointError, LearnerError
 from dapo.learner.tensor_files import TensorFiles
 from dapo.models.load import load_model
 
-FIXED = schema.Reference()
+FIXED = schema.ReferenceSection()
 PLAIN = OBJECTIVE
 
 
@@ -26,7 +26,7 @@ def make(
     path, *, objective=OBJECTIVE, reference=FIXED, dtype=torch.float32, correction=None, mode="packed", **settings
 ):
     loaded = load_model(path, dtype=dtype, attention_mode=mode)
-    return LearnerHere(loaded, objective, schema.Learner(**settings), 1.0, correction, reference)
+    return LearnerHere(loaded, objective, schema.LearnerSection(**settings), 1.0, correction, reference)
 
 
 def logprobs(learner, rows, of="policy"):
@@ -41,7 +41,7 @@ def equal(left, right):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_reference_stays_while_the_policy_learns_and_asking_it_changes_no_bit(folder, dtype, offload):  # noqa: F811
     rows = make_rows()
-    learner = make(folder, dtype=dtype, reference=schema.Reference(offload=offload))
+    learner = make(folder, dtype=dtype, reference=schema.ReferenceSection(offload=offload))
     twin = make(folder, dtype=dtype, reference=None)
     start = logprobs(learner, rows)
     assert equal(logprobs(learner, rows, "reference"), start)
@@ -147,7 +147,7 @@ def test_rows_without_advantage_keep_their_pass(folder):  # noqa: F811
 
 
 def test_a_refreshed_reference_is_the_policy_after_that_step_and_survives_a_checkpoint(folder, tmp_path):  # noqa: F811
-    rows, refreshing = make_rows(), schema.Reference(refresh_every=2)
+    rows, refreshing = make_rows(), schema.ReferenceSection(refresh_every=2)
     learner = make(folder, reference=refreshing)
     start = logprobs(learner, rows)
     learn(learner, rows)

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learner(folder: Path, objective: Objective, mode: Any, dtype: torch.dtype, **settings: Any) -> LearnerHere:
     loaded = load_model(folder, dtype=dtype, attention_mode=mode)
-    return LearnerHere(loaded, objective, schema.Learner(**settings), 1.0, None)
+    return LearnerHere(loaded, objective, schema.LearnerSection(**settings), 1.0, None)
 
 
 def update(own: LearnerHere, rows: Sequence[Row], against: Any) -> torch.Tensor:

@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 
 def learner_of(folder, replay, *, dtype="float32", **options):
-    settings = schema.Learner(router_replay=replay, microbatch_tokens=64, **options)
+    settings = schema.LearnerSection(router_replay=replay, microbatch_tokens=64, **options)
     return LearnerHere(load_model(folder, device="cpu", dtype=dtype), OBJECTIVE, settings, 1.0)
 
 

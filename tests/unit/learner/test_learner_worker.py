@@ -46,7 +46,7 @@ def make_learner(
     folder, *, objective=OBJECTIVE, temperature=1.0, dtype=torch.float32, mode="packed", correction=None, **settings
 ):
     loaded = load_model(folder, dtype=dtype, attention_mode=mode)
-    return LearnerHere(loaded, objective, schema.Learner(**settings), temperature, correction)
+    return LearnerHere(loaded, objective, schema.LearnerSection(**settings), temperature, correction)
 
 
 def truncated_importance(learner_logprobs, sampler_logprobs, mask):
@@ -498,7 +498,7 @@ def test_published_weights_are_the_learners_own_and_name_a_tied_head_once(folder
 
 def test_a_full_disk_names_the_folder_and_leaves_nothing_there(folder, tmp_path):
     """What an engine was sent to before stays, and so does the next publish."""
-    learner = LearnerHere(load_model(folder), OBJECTIVE, schema.Learner(), 1.0, weights=tmp_path / "weights")
+    learner = LearnerHere(load_model(folder), OBJECTIVE, schema.LearnerSection(), 1.0, weights=tmp_path / "weights")
     before = learner.publish(0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))

@@ -67,7 +67,9 @@ def written_out(model, batch):
 @pytest.mark.parametrize("mode", ["packed", "padded"])
 @pytest.mark.parametrize("microbatch_tokens", [10_000, 24])
 def test_loss_gradient_and_step_are_those_of_transformers_and_torch(folder, mode, microbatch_tokens):
-    settings = schema.Learner(learning_rate=RATE, microbatch_tokens=microbatch_tokens, eps=1e-4, max_grad_norm=0.5)
+    settings = schema.LearnerSection(
+        learning_rate=RATE, microbatch_tokens=microbatch_tokens, eps=1e-4, max_grad_norm=0.5
+    )
     loaded = load_model(folder, dtype=torch.float32, attention_mode=mode)
     learner = LearnerHere(loaded, Objective(imitation_loss), settings, 1.0)
     other = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")

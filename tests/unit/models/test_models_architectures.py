@@ -75,7 +75,7 @@ def test_dropout_of_any_kind_is_off(architecture, checkpointing, tmp_path):
     save_random(tmp_path, architecture, **DROPOUT[architecture])
     loaded = load_model(tmp_path, device="cpu", activation_checkpointing=checkpointing)
     assert loaded.model.training is (checkpointing == "full")
-    learner = LearnerHere(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
+    learner = LearnerHere(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.LearnerSection(), 1.0)
     rows = rows_of(9, 14)
     first, again = learner.logprobs(rows).result(), learner.logprobs(rows).result()
     own = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -183,7 +183,7 @@ def test_positions_are_exact_up_to_the_switching_point_and_refused_beyond(archit
     make_tiny_model(tmp_path, architecture, rope_parameters=rope, **config)
     loaded = load_model(tmp_path, device="cpu")
     assert loaded.exact_positions == 64
-    learner = LearnerHere(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
+    learner = LearnerHere(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.LearnerSection(), 1.0)
     alone = learner.logprobs(rows_of(12)).result()[0]
     np.testing.assert_allclose(learner.logprobs(rows_of(12, 62)).result()[0], alone, atol=1e-5)  # 3 + 62 - 1 inputs
     with pytest.raises(ModelError, match=r"beyond 64 tokens .*may grow to 65 "):

@@ -18,7 +18,7 @@ from benchmarks.gpu.made import make_rows as benchmark_rows
 from benchmarks.gpu.shapes import PUBLISHED, config_of
 from benchmarks.gpu.speed_learner import layer_sizes
 from dapo.algorithms.objective import clip_objective
-from dapo.config.schema import Learner
+from dapo.config.schema import LearnerSection
 from dapo.learner import step
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.step import PolicyStep
@@ -78,7 +78,7 @@ def learn_on_paper(folder, monkeypatch, *, chunk=2**27, dtype="bfloat16", archit
     monkeypatch.setattr(policy, "MAX_LOGITS_CUDA", chunk)
     monkeypatch.setattr(policy, "MIN_CHUNK", 5)
     monkeypatch.setattr(step.TokenRecord, "add", lambda *_: None)  # it reads numbers, and there are none
-    learner = PolicyStep(loaded, clip_objective(low=0.2, high=0.28), Learner(), 0.7)
+    learner = PolicyStep(loaded, clip_objective(low=0.2, high=0.28), LearnerSection(), 0.7)
     with Listen() as heard:
         for _ in range(2):
             learner.forward_backward(make_rows(), TokenRecord(0, False, False), ratio_against="sampler")

@@ -15,8 +15,7 @@ from torch.nn.attention import varlen
 
 from dapo.models import policy
 from dapo.models.copies import Copies
-from dapo.models.cuda_notes import notes_on_cuda
-from dapo.models.load import load_model
+from dapo.models.load import load_model, notes_on_cuda
 from dapo.models.packed_attention import PackedContext, Segment
 from dapo.models.packing import pack
 from dapo.models.policy import Policy

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dapo.config.peers import peer_metric
 from dapo.metrics.glossary import AREAS, GLOSSARY, lookup
-from dapo.metrics.peers import peer_metric
 from dapo.observe.glossary_page import render
 from dapo.types.enums import Disposition, Verdict
 

@@ -14,10 +14,9 @@ import pytest
 
 from dapo.errors import Terminated
 from dapo.loop.interrupt import outside_of_steps
-from dapo.observe.console import Console
+from dapo.observe.console import Console, UnbreakableStream
 from dapo.observe.log import logging_to
 from dapo.observe.status import StatusWriter, read_status
-from dapo.observe.stream import UnbreakableStream
 from dapo.types.evaluation import EvaluationProgress
 from dapo.types.evidence import CollectProgress, Shares
 

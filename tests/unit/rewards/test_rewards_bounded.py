@@ -184,7 +184,7 @@ def test_equal_hostile_answers_cost_one_time_limit(caplog: pytest.LogCaptureFixt
 
 
 def test_what_time_limits_cost_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dapo.rewards.losses.TOLD_SECONDS", 0.4)
+    monkeypatch.setattr("dapo.rewards.pool.TOLD_SECONDS", 0.4)
     scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=0.2)])
     try:
         score_all(scorer, ["hang"] * 4)
@@ -196,7 +196,7 @@ def test_what_time_limits_cost_is_told(caplog: pytest.LogCaptureFixture, monkeyp
 
 def test_what_lost_workers_cost_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward that ends its process on half of the responses costs those verdicts, and the starts are told."""
-    monkeypatch.setattr("dapo.rewards.losses.TOLD_SECONDS", 1e-6)
+    monkeypatch.setattr("dapo.rewards.pool.TOLD_SECONDS", 1e-6)
     scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=60)])
     try:
         scores = score_all(scorer, ["crash", "half"] * 3)

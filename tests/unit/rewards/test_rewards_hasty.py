@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.config.schema import Reward
-from dapo.rewards import hasty
+from dapo.rewards import judges
 from dapo.rewards.compose import build_scorer
-from dapo.rewards.hasty import Hasty
-from dapo.rewards.judges import Verifier
+from dapo.rewards.judges import Hasty, Verifier
 from dapo.rewards.simple import compile_pattern, find_answer, found_in
 from dapo.types.batch import Completion, Key, Prompt
 from dapo.types.enums import FinishReason
@@ -63,7 +62,7 @@ def test_what_takes_longer_is_judged_by_a_worker_and_alike():
 def test_a_pattern_that_backtracks_on_everything_is_not_tried_for_ever():
     asked = Hasty(Verifier("regex", "accuracy", pattern=ENDLESS), moment=1e-6)
     long = completion(HOSTILE)
-    assert [asked(prompt(), long) for _ in range(hasty.TRIES)] == [None] * hasty.TRIES
+    assert [asked(prompt(), long) for _ in range(judges.TRIES)] == [None] * judges.TRIES
     assert asked(prompt(), completion("12x")) is None  # from here on workers are asked at once
     fresh = Hasty(Verifier("regex", "accuracy", pattern=ENDLESS))
     assert fresh(prompt(), completion("12x")) == ({"accuracy": 1.0}, None)

@@ -13,11 +13,11 @@ import pytest
 from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
+from dapo.processes.wire import Inbox
 from dapo.rewards import worker
 from dapo.rewards.compose import build_scorer
 from dapo.rewards.judges import Judge
 from dapo.rewards.question import Questions, read_question
-from dapo.rewards.wire import Inbox
 
 
 @pytest.mark.parametrize("kind", ["math", "exact", "regex"])

@@ -20,9 +20,9 @@ from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
 from dapo.errors import RewardError
+from dapo.processes.wire import Inbox, WireError, frame
+from dapo.processes.workers import OutputFile
 from dapo.rewards.compose import CompositeScorer, build_scorer
-from dapo.rewards.output import OutputFile
-from dapo.rewards.wire import Inbox, WireError, frame
 
 HERE = Path(__file__).parent
 OBEY = "verifiers_for_tests:obey"
@@ -106,7 +106,7 @@ def test_a_worker_waits_for_the_rest_of_a_batch_while_the_driver_is_away(make: A
     assert select.select([], [worker.process.connection], [], 120)[1]  # the worker has read what there was
     away = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000, sleep=time.sleep)
     monkeypatch.setattr("dapo.rewards.pool.time", away)
-    monkeypatch.setattr("dapo.rewards.guarded_workers.time", away)
+    monkeypatch.setattr("dapo.processes.workers.time", away)
     while len(found) < 4:
         found += scorer.poll(120)
     assert [(score.reason, score.reward) for _, score in found] == [(None, 0.5)] * 4
@@ -316,7 +316,7 @@ def test_elsewhere_a_worker_dies_with_its_guard(make: Any, elsewhere: None) -> N
 
 
 def test_output_stops_at_its_limit(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dapo.rewards.guarded_workers.OutputFile", lambda path: OutputFile(path, limit=1 << 20))
+    monkeypatch.setattr("dapo.processes.workers.OutputFile", lambda path: OutputFile(path, limit=1 << 20))
     scorer = make(output=tmp_path / "rewards.txt")  # "noisy" prints 2 MB
     assert [s.reward for s in score_all(scorer, ["noisy", "one", "noisy"])] == [1, 1, 1]
     scorer.close()
@@ -336,7 +336,7 @@ def test_a_module_that_hangs_at_import_is_told_and_then_refused(
     (tmp_path / "stuck.py").write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dapo.rewards.pool._START_TOLD", 2.0)
-    monkeypatch.setattr("dapo.rewards.pool._START_LIMIT", 4.0)
+    monkeypatch.setattr("dapo.rewards.pool.START_LIMIT", 4.0)
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(RewardError, match=r"not loaded within 4 s: (accuracy \(stuck:score\)|starting)"),

@@ -27,7 +27,7 @@ PROMPTS = [Prompt(str(n), "p", np.array([2 + n, 3, 4]), "p", "", "s") for n in r
 
 
 def learner_of(loaded) -> LearnerHere:
-    return LearnerHere(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
+    return LearnerHere(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.LearnerSection(), 1.0)
 
 
 def move(model, size=1e-3) -> None:

@@ -23,7 +23,7 @@ from dapo.run.export import export, model_card, public_name, tokenizer_class, wr
 
 
 def learner_of(loaded):
-    return LearnerHere(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0)
+    return LearnerHere(loaded, clip_objective(low=0.2, high=0.28), schema.LearnerSection(), 1.0)
 
 
 def modes(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.errors import ModelError
-from dapo.models.text import BYTES, make_text_model, make_text_tokenizer
 from dapo.models.tokenizer import load_tokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+from text_models import BYTES, make_text_model, make_text_tokenizer
 
 TEXTS = ["How many apples are there? 12 + 7 = 19", "How many pears are there? 3 + 45 = 48"]
 
