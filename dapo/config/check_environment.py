@@ -53,16 +53,18 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
     if environment.max_turn_tokens is not None and environment.max_turn_tokens > limit:
         why = f"is more than an episode has: rollout.max_response_tokens = {limit}"
         yield Problem("environment.max_turn_tokens", why, environment.max_turn_tokens)
-    if environment.rows == "turns" and r.learner.router_replay == "sampler":
-        why = "needs the engine's routes of a whole row, and environment.rows: turns joins turns; use learner or off"
-        yield Problem("learner.router_replay", why, "sampler")
+    own_prompts = "environment.kind: agent" if environment.kind == "agent" else "environment.rows: turns"
+    if (environment.kind == "agent" or environment.rows == "turns") and r.learner.router_replay == "sampler":
+        why = f"repeats the engine's routes of prompt and response, and with {own_prompts} a response has several "
+        yield Problem("learner.router_replay", why + "prompts; use learner or off", "sampler")
     budget, turn = r.data.thinking.budget, environment.max_turn_tokens
     if budget is not None and turn is not None and budget >= turn:
         yield Problem(
             "data.thinking.budget", f"leaves no token for an answer: environment.max_turn_tokens is {turn}", budget
         )
     if r.data.response_prefix is not None:
-        why = "begins one response, and an episode has several turns; take it out"
+        why = "begins one response, and an episode has several turns; take it out, or give a data.chat_template that "
+        why += "writes it before each turn of the assistant"
         yield Problem("data.response_prefix", why, r.data.response_prefix)
 
 

@@ -24,6 +24,7 @@ MOST_HEADERS = 1 << 14  # bytes of a request's head
 MOST_BODY = 1 << 22  # bytes of a request's body
 MOST_THREADS = 4096  # of the process, made as they are needed
 QUIET = 600.0  # seconds that a connection may say nothing
+LINGERING = 10.0  # seconds in which the rest of a refused request is read
 OVER = "this episode is over: no further turn of the model can be had with its key"
 
 
@@ -143,10 +144,12 @@ class Endpoint:
     # ------------------------------------------------------------------ HTTP
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-            while await self._one(reader, writer):
-                pass
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+                while await self._one(reader, writer):
+                    pass
+        finally:
+            writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
@@ -154,14 +157,13 @@ class Endpoint:
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
             except asyncio.LimitOverrunError:
-                await _send(writer, 431, shown_error("the head of the request is too long", "too_long"))
-                return False
+                return await _hang_up(reader, writer, 431, "the head of the request is too long")
         method, path, headers = _head(head)
         length = headers.get("content-length", "0")
-        if "transfer-encoding" in headers or not length.isdecimal() or int(length) > MOST_BODY:
+        known = "transfer-encoding" not in headers and length.isdecimal() and len(length) <= len(str(MOST_BODY))
+        if not known or int(length) > MOST_BODY:
             said = f"a body comes with its content-length, at most {MOST_BODY:,} bytes"
-            await _send(writer, 413, shown_error(said, "too_long"))
-            return False
+            return await _hang_up(reader, writer, 413, said)
         async with asyncio.timeout(QUIET):
             body = await reader.readexactly(int(length))
         try:
@@ -237,10 +239,21 @@ def _head(head: bytes) -> tuple[str, str, dict[str, str]]:
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 413: "Too Large", 431: "Too Large"}
 
 
-async def _send(writer: asyncio.StreamWriter, status: int, body: Any) -> None:
+async def _send(writer: asyncio.StreamWriter, status: int, body: Any, *more: str) -> None:
     data = json.dumps(body).encode()
-    head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    writer.write(head.encode() + data)
+    first = f"HTTP/1.1 {status} {_REASONS[status]}"
+    head = (first, "Content-Type: application/json", f"Content-Length: {len(data)}", *more, "", "")
+    writer.write("\r\n".join(head).encode() + data)
     await writer.drain()
+
+
+async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int, said: str) -> bool:
+    """Refuse a request that was not read to its end; return False, for the connection does not stay open.
+
+    The rest of it is read and dropped: a client that still writes when a connection closes never sees the answer.
+    """
+    await _send(writer, status, shown_error(said, "too_long"), "Connection: close")
+    async with asyncio.timeout(LINGERING):
+        while await reader.read(MOST_HEADERS):
+            pass
+    return False

@@ -31,7 +31,7 @@ def llama3(text: str) -> list[tuple[str, Mapping[str, Any]]]:
     rest = text.replace("<|python_tag|>", "").replace("<|eom_id|>", "").replace("<|eot_id|>", "").strip()
     if not rest.startswith("{") or '"name"' not in rest:
         return []
-    found, decoder = [], json.JSONDecoder()
+    found, decoder = [], json.JSONDecoder(parse_constant=_no_number)
     while rest:
         try:
             value, end = decoder.raw_decode(rest)
@@ -114,9 +114,13 @@ def detect(rendered: str) -> str | None:
     return None
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the call is no JSON: {error}") from None
 

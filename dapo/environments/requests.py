@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 MOST_MESSAGES = 1024
+DEEPEST = 64
+"""Levels of lists and objects in a request."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
@@ -103,10 +106,7 @@ def read_request(body: bytes) -> Requested:
     Raises:
         BadRequest: it is none, or asks for something that a training run does not do.
     """
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
+    given = _loaded(body, "the body")
     if not isinstance(given, dict) or not isinstance(given.get("messages"), list) or not given["messages"]:
         raise BadRequest("the body is an object with a list `messages` that is not empty")
     for name in SAMPLING:
@@ -128,6 +128,30 @@ def read_request(body: bytes) -> Requested:
     )
 
 
+def _loaded(text: str | bytes, what: str) -> Any:
+    """Return what JSON holds, as the driver's process will read it: lone surrogates become question marks.
+
+    Raises:
+        BadRequest: it is none, has numbers that JSON cannot hold, or is nested too deeply.
+    """
+    try:
+        return _plain(json.loads(text), what, DEEPEST)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{what}: no JSON ({error})") from None
+
+
+def _plain(value: Any, what: str, levels: int) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{what}: {value} is no number of JSON")
+    if isinstance(value, dict | list) and levels == 0:
+        raise BadRequest(f"{what}: more than {DEEPEST} levels of lists and objects")
+    if isinstance(value, dict):
+        return {_plain(name, what, 0): _plain(each, what, levels - 1) for name, each in value.items()}
+    return [_plain(each, what, levels - 1) for each in value] if isinstance(value, list) else value
+
+
 def _limit(given: Mapping[str, Any]) -> int | None:
     found = [given[name] for name in ("max_completion_tokens", "max_tokens") if given.get(name) is not None]
     for value in found:
@@ -145,8 +169,10 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     for name in ("name", "tool_call_id"):
         if isinstance(given.get(name), str):
             message[name] = given[name]
-    if given.get("tool_calls"):
-        message["tool_calls"] = [_call(where, call) for call in given["tool_calls"]]
+    if calls := given.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise BadRequest(f"{where}: `tool_calls` is a list")
+        message["tool_calls"] = [_call(where, call) for call in calls]
     return message
 
 
@@ -154,7 +180,7 @@ def _text(where: str, content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return content.encode("utf-8", "replace").decode()
+        return content
     if isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
     ):
@@ -169,10 +195,6 @@ def _call(where: str, given: Any) -> dict[str, Any]:
         raise BadRequest(f"{where}: a tool call has a function with a name and arguments")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with_object = arguments.strip() or "{}"
-        try:
-            arguments = json.loads(with_object)
-        except (ValueError, RecursionError):
-            raise BadRequest(f"{where}: the arguments of {function['name'][:64]} are no JSON") from None
+        arguments = _loaded(arguments.strip() or "{}", f"{where}: `arguments` of {function['name'][:64]}")
     own = {"name": function["name"], "arguments": arguments if arguments is not None else {}}
     return {"type": "function", "id": str(given.get("id", ""))[:64], "function": own}

@@ -25,6 +25,7 @@ Shape = Literal["own", "skyrl", "trl"]
 MOST_NUMBERS = 64
 """Scores or facts of a reply."""
 _OWN = ("start", "end", "state", "restore")
+_GYM_BASES = ("skyrl_gym.core", "skyrl_gym.envs.base_text_env")
 _NO_TOOLS = ("reset", "get_reward", "close")
 
 
@@ -96,7 +97,8 @@ class GymText:
     async def start(self, prompt: Prompt, seed: int) -> Reply | None:
         """Make the object from its record; return the messages that ``init`` added to the prompt."""
         extras = {**prompt.extra, "max_turns": self._max_turns}
-        extras.setdefault("reward_spec", {"method": "rule", "ground_truth": prompt.answer})
+        for name in ("reward_spec", "reward_model"):  # SkyRL-Gym's own classes read either
+            extras.setdefault(name, {"method": "rule", "ground_truth": prompt.answer})
         self.adapted = self._found(**gym_arguments(self._found, self._args, extras))
         asked = [{"role": "user", "content": prompt.problem}]
         returned = await _there(self.adapted.init([dict(message) for message in asked]))
@@ -150,7 +152,7 @@ def gym_arguments(found: type, args: Mapping[str, Any], extras: Mapping[str, Any
 def gym_opens(found: type) -> bool:
     """Return whether ``init`` may add messages: it is not the one that SkyRL-Gym's base class has."""
     owner = next(each for each in found.__mro__ if "init" in vars(each))
-    return not owner.__module__.startswith("skyrl_gym.")
+    return owner.__module__ not in _GYM_BASES
 
 
 def _part(output: Any, name: str, *default: Any) -> Any:

@@ -274,7 +274,9 @@ class CompositeScorer:
         if ACCURACY not in values and not reasons:
             reasons.append(f"accuracy: no reward called accuracy applies to the source {pending.source!r}")
         if not 0.0 <= values.get(ACCURACY, 0.0) <= 1.0:
-            reasons.insert(0, f"accuracy: {values.pop(ACCURACY):g} is not in [0, 1]")
+            theirs = any(each.name == ACCURACY and each.kind == "environment" for each in self._rewards)
+            move = "; call the environment's reward otherwise, and add one called accuracy" if theirs else ""
+            reasons.insert(0, f"accuracy: {values.pop(ACCURACY):g} is not in [0, 1]{move}")
         if reasons:
             return Score(values=values, reason=reasons[0], answer=pending.answer)
         return Score(values=values, reward=total, answer=pending.answer)

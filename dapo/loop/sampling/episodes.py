@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -61,6 +61,13 @@ def _read_for(episode: EpisodeState, request: SampleRequest) -> int:
         return turns[-1].stop - turns[-1].first
     known = len(episode.lines) == 1 and np.array_equal(request.prompt_ids, episode.request.prompt_ids)  # the group's
     return 0 if known else len(request.prompt_ids)
+
+
+def _last_of(episode: EpisodeState) -> tuple[Question, Answer]:
+    """Return what ended an episode, which no longer waits for its group."""
+    assert episode.last is not None, "it ended"
+    last, episode.last, episode.held = episode.last, None, False
+    return last
 
 
 class Episodes:
@@ -217,18 +224,13 @@ class Episodes:
             episode = self._episodes[key]
             if episode.answer is None and not self.waits:
                 continue
-            while episode.answer is None:
-                self._arrived(None)
-            if episode.question is not None and episode.question.members:
-                over += self._scored(episode, episode.question, episode.answer, tick)
-                continue
-            found = self._take(episode, episode.answer, tick)
-            if isinstance(found, SampleRequest):
+            for found in self._take(episode, self._waited_for(episode), tick):
+                if isinstance(found, Over):
+                    over.append(found)
+                    continue
                 requests.append(found)
-                if key.lane == "train":
-                    self.given += _read_for(self._episodes[key], found)
-            elif found is not None:
-                over.append(found)
+                if found.key.lane == "train":
+                    self.given += _read_for(self._episodes[found.key], found)
         self._ask_groups(tick)
         return requests, over
 
@@ -241,6 +243,11 @@ class Episodes:
         """Close all episodes."""
         self._episodes.clear()
         self.players.close()
+
+    def _waited_for(self, episode: EpisodeState) -> Answer:
+        while episode.answer is None:
+            self._arrived(None)
+        return episode.answer
 
     def _is_there(self, episode: EpisodeState, tick: int) -> bool:
         return episode.due is not None and episode.due <= tick and episode.answer is not None
@@ -305,19 +312,24 @@ class Episodes:
         episode.question, episode.answer, episode.due = question, None, tick + self.lag
         self.players.ask(question)
 
-    def _take(self, episode: EpisodeState, answer: Answer, tick: int) -> SampleRequest | Over | None:
-        """Let an answer take effect; None: there is a further question, or the episode waits for its group."""
+    def _take(self, episode: EpisodeState, answer: Answer, tick: int) -> list[SampleRequest | Over]:
+        """Let an answer take effect; []: there is a further question, or the episode waits for its group."""
         question = episode.question
         assert question is not None, "an answer has a question"
         episode.question = episode.answer = episode.due = None
+        found: SampleRequest | Over | None
+        if question.members:
+            return self._scored(question, answer, tick)
         if answer.replayed is not None and (differs := self.dialogue.differs(episode, answer.replayed)):
-            return self._anew(episode, differs, tick)
-        if answer.failure is not None:
-            return self._failed(episode, answer.failure)
-        if self.players.abilities.compares and (question.end is not None or (answer.reply or Said()).done):
+            found = self._anew(episode, differs, tick)
+        elif answer.failure is not None:
+            found = self._failed(episode, answer.failure)
+        elif self.players.abilities.compares and (question.end is not None or (answer.reply or Said()).done):
             episode.last, episode.held = (question, answer), True
-            return None
-        return self._in_effect(episode, question, answer, tick)
+            return []
+        else:
+            found = self._in_effect(episode, question, answer, tick)
+        return [] if found is None else [found]
 
     def _in_effect(
         self, episode: EpisodeState, question: Question, answer: Answer, tick: int
@@ -440,25 +452,23 @@ class Episodes:
             groups.setdefault((key.lane, key.group, greedy), []).append(episode)
         for members in groups.values():
             if all(member.held for member in members):
-                first, keys = members[0], tuple(member.request.key for member in members)
-                first.held = False
-                self._put(first, Question(keys[0], first.prompt, self._seed(first), members=keys), tick)
+                self._ask_group(members, tick)
 
-    def _scored(self, first: EpisodeState, question: Question, answer: Answer, tick: int) -> list[Over]:
-        """End the episodes of a group with their scores; where a process was lost, ask about their last turns again."""
-        first.question = first.answer = first.due = None
+    def _ask_group(self, members: Sequence[EpisodeState], tick: int) -> None:
+        first, keys = members[0], tuple(member.request.key for member in members)
+        first.held = False
+        self._put(first, Question(keys[0], first.prompt, self._seed(first), members=keys), tick)
+
+    def _scored(self, question: Question, answer: Answer, tick: int) -> list[SampleRequest | Over]:
+        """End the episodes of a group with their scores; where a process was lost, play and score them again."""
         members = [self._episodes[key] for key in question.members]
-        lost = answer.failure == NOT_HELD and first.losses < MOST_LOSSES
-        failure, over = answer.failure, list[Over]()
+        if answer.failure == NOT_HELD and members[0].losses < MOST_LOSSES:
+            return self._scored_again(members, tick)
+        failure, over = answer.failure, list[SampleRequest | Over]()
         if failure is None and len(answer.members) != len(members):
             failure = f"reply: scores of {len(answer.members)} episodes, expected {len(members)}"
         for number, member in enumerate(members):
-            assert member.last is not None, "it ended"
-            (asked, last), member.last, member.held = member.last, None, False
-            if lost:
-                member.losses += 1
-                self._put(member, asked, tick)
-                continue
+            asked, last = _last_of(member)
             if failure is not None:
                 over.append(self._failed(member, failure))
                 continue
@@ -468,6 +478,22 @@ class Episodes:
             assert isinstance(ended, Over), "an answer that ended it"
             over.append(ended)
         return over
+
+    def _scored_again(self, members: Sequence[EpisodeState], tick: int) -> list[SampleRequest | Over]:
+        """Ask about the last turns of a group's episodes again, and wait for their scores: the loss delays nothing.
+
+        An episode that starts anew leaves the others waiting for it.
+        """
+        for member in members:
+            asked, _ = _last_of(member)
+            member.losses += 1
+            self._put(member, asked, tick)
+        found = [each for member in members for each in self._take(member, self._waited_for(member), tick)]
+        left = [self._episodes[key] for key in (member.request.key for member in members) if key in self._episodes]
+        if left and all(member.held for member in left):
+            self._ask_group(left, tick)
+            found += self._take(left[0], self._waited_for(left[0]), tick)
+        return found
 
     # ------------------------------------------------------------------ the end
 

@@ -16,6 +16,10 @@ SEEN = []  # keys of earlier episodes in this process
 def post(base_url, api_key, messages, path="/chat/completions", **more):
     """Return the status and the body of an answer."""
     body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
+    return post_bytes(base_url, api_key, body, path)
+
+
+def post_bytes(base_url, api_key, body, path="/chat/completions"):
     head = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     try:
         with urllib.request.urlopen(urllib.request.Request(f"{base_url}{path}", body, head), timeout=60) as answer:
@@ -160,6 +164,69 @@ def refused(prompt, *, base_url, api_key):
             fine = fine and connection.recv(100).startswith((b"HTTP/1.1 431", b"HTTP/1.1 413"))
     ask(base_url, api_key, [user("w5 w6")], temperature=None, n=1, max_completion_tokens=2)
     return float(fine)
+
+
+def raw(base_url, *pieces):
+    """Send bytes over a connection of their own and return what comes back until it closes."""
+    where = urlparse(base_url)
+    with socket.create_connection((where.hostname, where.port)) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def halves(prompt, *, base_url, api_key):
+    """Hangs up in the head and in the body of a request; leaves one half open."""
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {api_key}\r\nContent-Length: 900\r\n\r\n".encode()
+    )
+    said = [raw(base_url, head[:40]), raw(base_url, head, b'{"messages": [')]
+    where = urlparse(base_url)
+    with socket.create_connection((where.hostname, where.port)) as connection:
+        connection.sendall(head + b'{"messages"')
+        ask(base_url, api_key, [user("w5 w6")])
+    return float(said == [b"", b""])
+
+
+def floods(prompt, *, base_url, api_key):
+    """Sends 50 MB and reads the answer only then; heads without an end; lengths that are none."""
+    line, rest = b"POST /v1/chat/completions HTTP/1.1\r\n", [bytes(1 << 20)] * 50
+    found = [
+        raw(base_url, line + b"Content-Length: 52428800\r\n\r\n", *rest),
+        raw(base_url, line + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n"),
+        *(raw(base_url, line + b"Content-Length: %s\r\n\r\n" % length) for length in (b"-1", b"1e3", b"9" * 5000)),
+        raw(base_url, line, *[b"x: " + b"y" * 8000 + b"\r\n"] * 400),
+    ]
+    ask(base_url, api_key, [user("w5 w6")])
+    return float([answer[9:12] for answer in found] == [b"413"] * 5 + [b"431"])
+
+
+def nested(levels):
+    return "[" * levels + "]" * levels
+
+
+def odd_json(prompt, *, base_url, api_key):
+    """Sends JSON that Python reads and others do not: each is refused, or served with question marks."""
+    call = '{"id": "1", "type": "function", "function": {"name": "add", "arguments": %s}}'
+    arguments = ("NaN", "1e999", nested(100), nested(5000), '"{\\"a\\": NaN}"', json.dumps(nested(100)), '"{"')
+    more = ('"tool_calls": [%s]' % (call % each) for each in arguments)
+    more = [*more, '"tool_calls": true', '"tool_calls": ["x"]', '"content": NaN', '"content": 3']
+    codes = set()
+    for each in more:
+        body = '{"messages": [{"role": "user", "content": "w5"}, {"role": "assistant", ' + each + "}]}"
+        codes.add(post_bytes(base_url, api_key, body.encode())[0])
+    for body in (b"", b"\xff", b"[]", b"null", b'{"messages": {}}', nested(10**5).encode()):
+        codes.add(post_bytes(base_url, api_key, body)[0])
+    broken = {"role": "assistant", "tool_calls": [json.loads(call % '"{\\"\\ud800\\": \\"\\udc00\\"}"')]}
+    broken["tool_calls"][0]["id"] = "\ud800"
+    ask(base_url, api_key, [user("w5"), broken, {**user("w6"), "name": "\udfff"}])
+    return float(codes == {400})
+
+
+def abuses(prompt, *, base_url, api_key):
+    """Abuses the endpoint, and then behaves."""
+    return float(all(each(prompt, base_url=base_url, api_key=api_key) for each in (halves, odd_json, chain)))
 
 
 def streams(prompt, *, base_url, api_key):

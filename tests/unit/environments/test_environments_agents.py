@@ -137,9 +137,15 @@ def test_a_client_that_hangs_up_and_asks_again_gets_the_turn_that_was_made_for_i
         assert any(len(tokens) > 2 and 9 in tokens for _, tokens in rows)
 
 
-@pytest.mark.parametrize("agent", ["wrong_keys", "parallel", "refused", "streams", "keeps_connection"])
+@pytest.mark.parametrize(
+    "agent", ["wrong_keys", "parallel", "refused", "streams", "keeps_connection", "halves", "floods", "odd_json"]
+)
 def test_clients_are_served_or_refused_with_a_reason(mailbox, agent):
     played(mailbox, agent)
+
+
+def test_64_agents_at_once_that_abuse_the_endpoint_are_served(mailbox):
+    played(mailbox, "abuses", count=64, slots=16, timeout=200.0)
 
 
 def test_a_limit_of_turns_refuses_what_comes_and_takes_the_last_score(mailbox):

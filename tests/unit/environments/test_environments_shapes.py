@@ -13,7 +13,7 @@ from dapo.config.load import load_recipe
 from dapo.environments import verified
 from dapo.environments.formats import hermes
 from dapo.environments.forms import Episode, form_of
-from dapo.environments.shapes import WrongReply
+from dapo.environments.shapes import WrongReply, gym_opens
 from dapo.errors import RecipeError
 from dapo.types.batch import Prompt
 from dapo.types.environment import Spoken
@@ -61,6 +61,23 @@ def test_a_record_may_bring_its_own_reward_spec_and_the_limit_of_turns_reaches_t
     _, replies = play(one, prompt("9", reward_spec={"ground_truth": "56"}), r"\boxed{9}", r"\boxed{9}", r"\boxed{9}")
     assert [reply.done for reply in replies] == [False, False, True]
     assert sum(reply.reward for reply in replies) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("name", ["reward_spec", "reward_model"])
+def test_the_gold_answer_is_where_classes_of_the_library_look_for_it(name):
+    class Gold(shapes.Product):
+        def __init__(self, env_config, extras):
+            super().__init__(env_config, {**extras, "reward_spec": extras[name]})
+
+    assert play(episode(Gold, hint=""), prompt(), r"\boxed{56}")[1][0].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("module", "opens"), [("skyrl_gym.envs.base_text_env", False), ("skyrl_gym.envs.rlm.env", True), ("my_env", True)]
+)
+def test_an_init_speaks_first_unless_it_is_that_of_the_library_s_base_class(module, opens):
+    base = type("Base", (), {"__module__": module, "init": lambda self, prompt: (prompt, {})})
+    assert gym_opens(type("Own", (base,), {"__module__": "my_env"})) is opens
 
 
 def test_messages_that_init_adds_are_said_first_and_a_rewritten_prompt_is_refused():

@@ -22,10 +22,11 @@ def completion(text: str) -> Completion:
     )
 
 
-def score_all(scorer: CompositeScorer, texts: list[str], of: Prompt | None = None) -> list[Score]:
-    """Scores of all texts in their order; every key must come back exactly once."""
+def score_all(scorer: CompositeScorer, texts: list[Any], of: Prompt | None = None) -> list[Score]:
+    """Scores of all texts, or responses, in their order; every key must come back exactly once."""
     for index, text in enumerate(texts):
-        scorer.submit((5, index), of or prompt(), completion(text))
+        made = text if isinstance(text, Completion) else completion(text)
+        scorer.submit((5, index), of or prompt(), made)
     scores: dict[tuple[int, int], Score] = {}
     while len(scores) < len(texts):
         found = scorer.poll(timeout=120)

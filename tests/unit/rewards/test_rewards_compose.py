@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dapo.data import load_problems
 from dapo.errors import RewardError
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.rewards.judges import Verifier, ask, make_judge
+from dapo.types.batch import MODEL, Turn
 
 HERE = Path(__file__).parent
 OBEY = "verifiers_for_tests:obey"
@@ -60,6 +62,16 @@ def test_exact_reads_white_space_runs_as_one_and_minds_case(make: Any) -> None:
 def test_regex(make: Any) -> None:
     scorer = make(Reward(kind="regex", pattern=r"(?s)<think>.*</think>"))
     assert [s.values["accuracy"] for s in score_all(scorer, ["<think>\nx</think> y", "y"])] == [1, 0]
+
+
+def test_an_environment_that_rewards_beyond_the_unit_interval_gets_a_name_of_its_own(make: Any) -> None:
+    played = replace(completion("42"), ended="done", turns=(Turn(0, 2, MODEL, "42", reward=1.5),))
+    (alone,) = score_all(make(Reward(kind="environment")), [played])
+    assert alone.reason == (
+        "accuracy: 1.5 is not in [0, 1]; call the environment's reward otherwise, and add one called accuracy"
+    )
+    (both,) = score_all(make(Reward(kind="exact", weight=0), Reward(name="score", kind="environment")), [played])
+    assert (both.reward, dict(both.values)) == (1.5, {"accuracy": 1.0, "score": 1.5})
 
 
 def test_weights_names_and_recorded_only(make: Any) -> None:

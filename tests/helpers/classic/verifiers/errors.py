@@ -1,0 +1,9 @@
+"""Errors of an episode."""
+
+
+class Error(Exception):
+    pass
+
+
+class OverlongPromptError(Error):
+    pass
