@@ -76,6 +76,8 @@ def explain(key: str) -> list[str]:
     if (exact := settings().get(generic(key))) is not None:
         return _known(exact)
     shown = [_metric(metric) or [] for metric in printed(key)]
+    if shown and (peer := _peer_metric(key)):  # a name that a peer has too
+        shown = [peer]
     if known := [*shown, *map(_known, _by_last_part(key))]:
         return [line for one in known for line in (*([""] if one is not known[0] else []), *one)]
     if metric := _peer_metric(key) or _metric(key):
