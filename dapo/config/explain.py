@@ -13,7 +13,7 @@ from dapo.config.problems import brief, nearest, visible
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, generic, settings
 from dapo.errors import RecipeError
-from dapo.metrics.printed import printed
+from dapo.metrics.printed import printed, words
 
 PAPER = "arXiv 2503.14476"
 _PAPER = {
@@ -74,9 +74,11 @@ def explain(key: str) -> list[str]:
     if (exact := settings().get(generic(key))) is not None:
         return _known(exact)
     shown = [_metric(metric) or [] for metric in printed(key)]
+    if shown and (peer := _peer_metric(key)):  # a name that a peer has too
+        shown = [peer]
     if known := [*shown, *map(_known, _by_last_part(key))]:
         return [line for one in known for line in (*([""] if one is not known[0] else []), *one)]
-    if metric := _peer_metric(key) or _metric(key):
+    if metric := _peer_metric(key) or _metric(key) or _metric_of_last_part(key):
         return metric
     if (old := moved_key(key)) and (peer_hint(key) is None or "." in key):
         return [moved_hint(old), *(["", *explain(MOVED[old])] if MOVED[old] else [])]
@@ -89,7 +91,7 @@ def explain(key: str) -> list[str]:
         return lines
     if hint := apart_hint(key):
         return [f"`{key}`: {hint}"]
-    near = nearest(key) or get_close_matches(key, list(settings()), 3, 0.6)
+    near = nearest(key) or get_close_matches(key, [*settings(), *_metric_keys(), *words()], 3, 0.6)
     hint = (
         f"; the nearest are {', '.join(near)}"
         if near
@@ -168,6 +170,23 @@ def _metric(key: str) -> list[str] | None:
     if found.better:
         lines.append(f"  better     {found.better}")
     return [*lines, "  page       docs/metrics.md"]
+
+
+def _metric_keys() -> list[str]:
+    from dapo.metrics.glossary import GLOSSARY
+
+    return list(GLOSSARY)
+
+
+def _metric_of_last_part(key: str) -> list[str] | None:
+    """Return the metric that ``acceptance_rate`` or ``pass@4`` abbreviates; None where none or several have that end.
+
+    Those of an evaluation stand for it, as its table prints them.
+    """
+    if (evaluated := _metric(f"validation/{key}")) is not None:
+        return evaluated
+    ends = [metric for metric in _metric_keys() if metric.endswith(f"/{key}")]
+    return _metric(ends[0]) if len(ends) == 1 else None
 
 
 def _peer_metric(key: str) -> list[str] | None:

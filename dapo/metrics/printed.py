@@ -46,7 +46,14 @@ SUPERVISED_VIEW = {
 }
 
 
+_TABLES = (STEP, SUPERVISED_STEP, EVALUATION, VIEW, SUPERVISED_VIEW)
+
+
 def printed(word: str) -> list[str]:
     """Return the keys of the metrics that a word of a line or of the live view stands for; [] for another word."""
-    tables = (STEP, SUPERVISED_STEP, EVALUATION, VIEW, SUPERVISED_VIEW)
-    return list(dict.fromkeys(table[word] for table in tables if word in table))
+    return list(dict.fromkeys(table[word] for table in _TABLES if word in table))
+
+
+def words() -> list[str]:
+    """Return every word that has a metric behind it."""
+    return [word for table in _TABLES for word in table]

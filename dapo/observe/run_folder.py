@@ -160,6 +160,8 @@ class RunFolder:
             if within:
                 runs = ", ".join(map(str, within[:8]))
                 raise RecipeError(f"{run.path} is a folder of runs; give one of them: {runs}.")
+            if (meant := Path("runs") / run.path / RESOLVED).is_file():
+                raise RecipeError(f"{run.path} holds no run; did you mean {meant.parent}?")
             near = sorted(p.parent.name for p in run.path.parent.glob("*/recipe.resolved.yaml") if p.is_file())
             what = "is no regular file" if os.path.lexists(run.resolved_recipe) else "is missing"
             raise RecipeError(

@@ -22,15 +22,14 @@ from dapo.types.evidence import CollectProgress
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
 
-_SHARES: dict[str, Callable[[float | None], str]] = {
+_Form = Callable[[float | None], str]
+_SHARES: dict[str, _Form] = {
     "training accuracy": percent,
     "groups kept": percent,
     "truncated": percent,
     "clipped high": partial(percent, digits=2),
 }
-TILES: list[tuple[str, str, Callable[[float | None], str]]] = [
-    (title, key, _SHARES.get(title, number)) for title, key in VIEW.items()
-]
+TILES: list[tuple[str, str, _Form]] = [(title, key, _SHARES.get(title, number)) for title, key in VIEW.items()]
 """The few numbers that matter: title, key, format."""
 
 RECENT_STEPS = 20

@@ -148,7 +148,7 @@ def test_training_by_reward_goes_on_from_it_and_its_correct_responses_are_exampl
 
 def test_an_adapter_is_trained_alone_and_merged_into_the_export(folder):
     settings = ["run.name=lora", "model.lora.rank=4", "sft.steps=3", "sft.warmup=4"]
-    short = "sft.warmup = 4 steps, and the run has 3: the learning rate ends at 0.0075"
+    short = "warm-up (sft.warmup = 4) takes all 3 steps: the learning rate ends at 0.0075"
     checked = dapo("check", "--sft", folder / "recipe.yaml", *settings).stdout
     assert f"warning: {short}" in checked
     assert re.search(r"learnt  \d+ tokens: \d+ '[-+=]\d+', .*, 1 '<eos>'\n", checked)  # numbers, not only text

@@ -15,6 +15,8 @@ import torch
 import dapo.algorithms
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs
+from dapo.config.schema.kinds import Advantage, Loss
+from dapo.config.section import kinds_of
 from dapo.types.enums import Verdict
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -33,11 +35,16 @@ def test_quoted_name_exists(name):
 
 
 def test_every_public_function_is_on_the_page():
+    """Except what belongs to a registered kind, whose formula docs/configuration.md has from its class."""
+    made = {kind.function for union in (Loss, Advantage) for kind in kinds_of(union.__origin__).values()}
+    variants = {name.partition(":")[0] for name in made if ".variants." in name}
     public = {
         f"{module.__name__}.{name}"
         for module in MODULES
         for name, value in vars(module).items()
         if not name.startswith("_")
+        and module.__name__ not in variants
+        and f"{module.__name__}:{name}" not in made
         and value.__class__.__module__ != "typing"
         and (inspect.isfunction(value) or inspect.isclass(value))
         and value.__module__ == module.__name__
@@ -73,6 +80,17 @@ def test_advantage_example():
     rewards = [np.array([1.0, -1.0, np.nan, -1.0]), np.array([2.0, 2.0])]
     advantages = HOOKS["advantage"](rewards, [~np.isnan(values) for values in rewards])
     assert [values.tolist() for values in advantages] == [[2.0, 0.0, 0.0, 0.0], [0.0, 0.0]]
+
+
+def test_whole_loss_example():
+    logprobs, old = torch.tensor([2.0, 0.5, 0.5]).log().requires_grad_(), torch.zeros(3)
+    mask, rows = torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
+    inputs = LossInputs(logprobs, old, torch.tensor([1.0, 1.0, -1.0]), mask, rows, 1)
+    loss, flags = HOOKS["loss"](inputs, wrong=0.5)
+    assert loss.tolist() == pytest.approx([-1.28, -0.5, 0.4])  # clipped above; whole; half of 0.8
+    assert flags["outside"].tolist() == [True, True, True]
+    loss.sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([0.0, -0.5, 0.0])
 
 
 def test_loss_example():

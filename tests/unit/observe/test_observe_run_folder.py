@@ -132,6 +132,14 @@ def test_backup_moves_aside_to_the_next_free_name(tmp_path):
     assert [(tmp_path / n / "difference.txt").read_text() for n in ("r.1", "r.2", "r")] == ["1", "2", "3"]
 
 
+def test_open_finds_the_run_that_a_bare_name_means(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = RunFolder.create("runs", "mine")
+    mine.write(mine.resolved_recipe, "x")
+    with pytest.raises(RecipeError, match=r"^mine holds no run; did you mean runs/mine\?$"):
+        RunFolder.open("mine")
+
+
 def test_open_names_the_runs_nearby(tmp_path):
     other = RunFolder.create(tmp_path, "other")
     other.write(other.resolved_recipe, "x")
