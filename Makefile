@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # without compiled files every process of the tests compiles the package again
 
 # LOCKED=1: third-party packages by their hashes, and the project without dependencies on top (CONTRIBUTING.md).
 LOCKED ?=

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import gc
 import inspect
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 
 import hypothesis
 import jaxtyping
+import pytest
 import torch
 from beartype import BeartypeConf, beartype
 
@@ -27,6 +30,17 @@ _OWNER = os.getpid()
 def _remove_cache() -> None:
     if os.getpid() == _OWNER:  # not in a fork
         shutil.rmtree(os.environ["DAPO_CACHE"], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep modules and tests out of garbage collection, which would look through all of them each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # the same examples in every run: a red test stays red until its cause is mended

@@ -13,12 +13,16 @@ from dapo.config import load_recipe
 
 NUMBERS = ("run.name=", "run.seed=", "trainer.steps=", "learner.learning_rate=")
 SMALLER = {
+    "agents": {
+        "prompts_per_step: 8, group_size: 16": "prompts_per_step: 2, group_size: 4",
+        "minibatch_prompts: 4": "minibatch_prompts: 2",
+    },
     "base_to_trained": {
         "11_000": "64",  # examples
         "kind: exact, pattern: '=\\s*(-?\\d+)\\s*$'": "kind: regex, pattern: '.'",  # which a step of training meets
         "prompts_per_step: 32, group_size: 16": "prompts_per_step: 8, group_size: 8",
         "epochs: 3": "epochs: 1",
-    }
+    },
 }
 """Of a page's own files: what stands there, and what the test takes instead."""
 

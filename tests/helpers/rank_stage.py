@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from forked import ForkedTransport
 from inline_transport import InlineTransport
 
 from dapo.algorithms.objective import Objective, clip_objective
@@ -20,7 +21,6 @@ from dapo.learner.hosts import LearnerHosts
 from dapo.learner.sharding import Shape
 from dapo.learner.worker import RankPlace, make_worker
 from dapo.metrics.stats import merge
-from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
 from dapo.weights.exchange import WeightExchange
 
@@ -137,7 +137,7 @@ class Stage:
 @contextmanager
 def open_stages(folder: Path) -> Iterator[Callable[[int], Stage]]:
     """Sets of so many ranks, started when a test wants them; one alone lives in this process."""
-    transport, made = ProcessTransport(folder / "output"), {}
+    transport, made = ForkedTransport(folder / "output"), {}
 
     def stage(ranks: int) -> Stage:
         if ranks not in made:

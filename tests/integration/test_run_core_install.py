@@ -1,40 +1,41 @@
 """What trains needs none of the packages that make pages and plots."""
 
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-from small_run import environment, write_recipe
+import warm
+from small_run import write_recipe
 
+from dapo.cli.main import main
 from dapo.observe.extra import INSTALL, PAGES, PICTURES, PLOTS
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = """
-import sys
-for name in {blocked!r}:
-    sys.modules[name] = None  # as if it were not installed
-from dapo.cli.main import main
-folder = {folder!r}
-run = folder + "/run"
-for arguments in (
-    ["check", folder + "/recipe.yaml"],
-    ["train", folder + "/recipe.yaml", *{settings!r}],
-    ["data", run],
-    ["evaluate", run, "--limit", "2"],
-    ["export", run, folder + "/exported"],
-    ["report", run],
-    ["view", run, "--port", "0"],
-):
-    print("##", arguments[0], main(arguments), flush=True)
-"""
 SETTINGS = [
     "trainer.steps=2",
     "validation.every=1",
     "algorithm.dynamic_sampling.mode=off",
     "algorithm.reward_scaling.source_max=1",
 ]
+
+
+def every_command(folder: Path) -> None:
+    """Run each, and print its code; in a process of its own, where nothing of the extra was imported yet."""
+    for name in (*PLOTS, *PAGES):
+        assert name not in sys.modules, f"importing the commands imports {name}"
+        sys.modules[name] = None  # as if it were not installed
+    run = str(folder / "run")
+    for arguments in (
+        ["check", str(folder / "recipe.yaml")],
+        ["train", str(folder / "recipe.yaml"), *SETTINGS],
+        ["data", run],
+        ["evaluate", run, "--limit", "2"],
+        ["export", run, str(folder / "exported")],
+        ["report", run],
+        ["view", run, "--port", "0"],
+    ):
+        print("##", arguments[0], main(arguments), flush=True)
 
 
 def names(requirements):
@@ -55,19 +56,17 @@ def test_every_command_but_report_and_view_does_without_the_extra(tmp_path):
     recipe.write_text(
         re.sub(r"^rewards:\n(  - .*\n)+", "rewards: [{name: accuracy, kind: task}]\n", recipe.read_text(), flags=re.M)
     )
-    code = COMMANDS.format(blocked=(*PLOTS, *PAGES), folder=str(tmp_path), settings=SETTINGS)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=240
-    )
-    codes = dict(re.findall(r"^## (\w+) (\d+)$", done.stdout, re.M))
+    assert warm.run(every_command, tmp_path, output=tmp_path / "said") == 0
+    said = (tmp_path / "said").read_text()
+    codes = dict(re.findall(r"^## (\w+) (\d+)$", said, re.M))
     assert codes == {
         "check": "0", "train": "0", "data": "0", "evaluate": "0", "export": "0", "report": "2", "view": "2"
-    }, done.stderr  # fmt: skip
+    }, said  # fmt: skip
     assert not (tmp_path / "run" / "curve.png").exists()
-    assert "curve.png" not in done.stdout
-    assert re.search(r"0: \d+\.\d  1: \d+\.\d  2: \d+\.\d", done.stdout)  # the curve in words
-    assert f"matplotlib and plotext not installed here; {INSTALL}" in done.stdout
-    assert done.stderr.splitlines() == [
+    assert "curve.png" not in said
+    assert re.search(r"0: \d+\.\d  1: \d+\.\d  2: \d+\.\d", said)  # the curve in words
+    assert f"matplotlib and plotext not installed here; {INSTALL}" in said
+    assert re.findall(r"^error: .*", said, re.M) == [
         f"error: `dapo report` needs matplotlib, not installed here: {INSTALL}",
         f"error: `dapo view` needs starlette and uvicorn, not installed here: {INSTALL}",
     ]

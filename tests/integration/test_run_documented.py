@@ -3,10 +3,6 @@
 import json
 import re
 import shlex
-import signal
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -76,26 +72,8 @@ def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
         assert dapo(name, *arguments, cwd=tmp_path).stdout
     assert ran == ["check", "train", "report", "launch"]
     assert (tmp_path / "runs/mine/report/report.html").exists()
-    assert "mine" in looked_at(tmp_path, ["runs"])
     dapo("train", "--resume", "runs/mine", "trainer.steps=2", cwd=tmp_path)
     assert [row["step"] for row in read_metrics(tmp_path / "runs/mine/metrics.jsonl")] == [0, 1, 2]
-
-
-def looked_at(cwd: Path, arguments: list[str]) -> str:
-    """What ``dapo view`` serves as the list of runs; Ctrl-C then ends it well."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "dapo", "view", *arguments, "--port", "0"], cwd=cwd, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        address = next(match[0] for line in server.stdout if (match := re.search(r"http://[\d.:]+/", line)))
-        with urllib.request.urlopen(f"{address}api/runs", timeout=120) as answer:
-            listed = answer.read().decode()
-        server.send_signal(signal.SIGINT)
-        assert server.wait(120) == 0
-    finally:
-        server.kill()
-    return listed
 
 
 def test_the_python_example_of_the_readme(tmp_path):
@@ -146,11 +124,15 @@ def test_the_example_of_two_stages_trains(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_an_example_with_an_environment_trains(name, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program = (ROOT / f"examples/{name}.py").read_text().replace("steps: int = 80", "steps: int = 1")
     if name == "agent":
         pytest.importorskip("openai")
         monkeypatch.setenv("PYTHONPATH", str(ROOT))  # processes of the environment find the example
-    monkeypatch.chdir(tmp_path)
-    program = (ROOT / f"examples/{name}.py").read_text().replace("steps: int = 80", "steps: int = 1")
+        make_tiny_model("model", "llama", seed=1)  # whose answers are all wrong
+        program = program.replace("builtin/signed-sum", "model")
+        program = program.replace('"group_size": 16', '"group_size": 4')
+        program = program.replace('"rollout": {', '"algorithm": {"dynamic_sampling": {"mode": "off"}}, "rollout": {')
     program = program.replace("steps: int = 20", "steps: int = 1")
     program = program.replace('"trainer": {"steps": 10}', '"trainer": {"steps": 1}').replace(
         '"steps": 20}', '"steps": 1}'
@@ -320,7 +302,8 @@ def test_the_examples_of_parts_of_ones_own(part, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     small = "logging: {console: quiet}\n"
     recipe = write_recipe(tmp_path, small)
-    recipe.write_text(recipe.read_text().replace("algorithm: {", "algorithm: {dynamic_sampling: {mode: 'off'}, "))
+    text = recipe.read_text().replace("algorithm: {", "algorithm: {dynamic_sampling: {mode: 'off'}, ")
+    recipe.write_text(text.replace("max_response_tokens: 24", "max_response_tokens: 8"))
     page = block("docs/extending.md", "python", number).replace('"quickstart"', repr(str(recipe)))
     names: dict[str, object] = {}
     exec(page, names)

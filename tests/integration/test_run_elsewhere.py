@@ -59,22 +59,26 @@ for broken in (lambda: open("/proc/self/stat"), lambda: os.listdir("/proc"), lam
     subprocess.run([sys.executable, "-c", code], env=elsewhere, check=True)
 
 
+COMMANDS = """
+import runpy, sys
+for line in sys.argv[1:]:
+    sys.argv = ["dapo", *line.split("|")]
+    try:  # as the main module, which spawned processes look for
+        runpy.run_module("dapo", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code, (line, end.code)
+"""
+
+
 @pytest.mark.timeout(600)
 def test_training_resume_report_and_view(tmp_path, elsewhere):
     recipe = write_recipe(tmp_path)
     (tmp_path / "mine.py").write_text(REWARD)
-
-    def there(*arguments):
-        done = subprocess.run(
-            command(*arguments), cwd=tmp_path, env=elsewhere, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-    there("train", recipe, *STEPS, "run.name=there")
-    there("train", "--resume", "there", "trainer.steps=4")
-    there("report", "there")
-    dapo("train", recipe, *STEPS, "run.name=here", cwd=tmp_path)
-    dapo("train", "--resume", "here", "trainer.steps=4", cwd=tmp_path)
+    train = "|".join(["train", str(recipe), *STEPS, "run.name=there"])
+    code = [sys.executable, "-c", COMMANDS, train, "train|--resume|there|trainer.steps=4", "report|there"]
+    done = subprocess.run(code, cwd=tmp_path, env=elsewhere, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    dapo("train", recipe, *STEPS, "trainer.steps=4", "run.name=here", cwd=tmp_path)
     found, expected = rows(tmp_path / "there"), rows(tmp_path / "here")
     assert len(found) == 5
     assert found == expected

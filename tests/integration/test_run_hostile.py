@@ -81,8 +81,7 @@ def write_manifest(folder):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("kind", ["pickle", "torch.save"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "kind"), [*((place, "pickle") for place in PLACES), (tensors, "torch.save")])
 def test_nothing_planted_in_a_checkpoint_runs(run, tmp_path, capsys, place, kind):
     mark = tmp_path / MARK
     if kind == "pickle":

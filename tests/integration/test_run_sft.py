@@ -14,6 +14,8 @@ from dapo.checkpoint.tree import load_state
 from dapo.data.signed_sum import careful_solution, make_problem
 from dapo.models.tiny import SIGNED_SUM_WORDS, make_tiny_model
 from dapo.observe.metrics import read_metrics, unknown_keys, without_clock
+from dapo.observe.pictures import write_curve
+from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import read_status
 
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% if m.role == 'assistant' %}<eos> {% endif %}{% endfor %}"
@@ -78,7 +80,7 @@ def test_a_run_folder_with_losses_a_curve_and_a_model(run):
     assert found[-1]["validation/held/loss"] == found[-1]["validation/loss"]
     assert (found[-1]["sft/epoch"], found[-1]["sft/examples"]) == (2.0, 8)
     assert (read_status(run / "status.json").state, read_status(run / "status.json").steps) == ("finished", 8)
-    assert (run / "curve.png").stat().st_size > 10_000
+    assert write_curve(RunFolder(run)).stat().st_size > 10_000
     card = (run / "export" / "README.md").read_text()
     assert "supervised, 16 examples a step" in card
     assert "Held-out loss, nats a token:" in card

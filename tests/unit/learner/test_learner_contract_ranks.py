@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from forked import ForkedTransport
 from inline_transport import InlineTransport
 from learner_contract import CHECKS
 from learner_here import LearnerHere
@@ -16,7 +17,6 @@ from dapo.config import schema
 from dapo.models.load import load_model
 from dapo.models.slices import own_part
 from dapo.models.tiny import make_tiny_model
-from dapo.processes.local import ProcessTransport
 
 SETTINGS = {"microbatch_tokens": 48, "max_skipped_steps": 1}  # several passes a minibatch
 
@@ -55,7 +55,7 @@ def one_rank(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    yield from staged(ProcessTransport(tmp_path_factory.mktemp("output")), 2, tmp_path_factory)
+    yield from staged(ForkedTransport(tmp_path_factory.mktemp("output")), 2, tmp_path_factory)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

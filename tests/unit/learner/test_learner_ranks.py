@@ -6,14 +6,12 @@ their tokens merges to what one process says. Once more with the policy sharded 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import warm
 from learner_rows import SCALED, make_algorithm, make_groups, masked, rows_of, with_extra
 from rank_work import norms_as_wide_as_the_model
 
@@ -102,17 +100,11 @@ def two_ranks(tmp_path_factory):
     """The model's folder, and what each of two processes found."""
     folder = tmp_path_factory.mktemp("ranks")
     make_tiny_model(folder / "model", hidden=16, heads=2, ffn=24)
-    here = Path(__file__)
-    paths = [str(here.parent), str(here.parents[2] / "helpers"), str(here.parents[3])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    code = "import sys; from pathlib import Path; from test_learner_ranks import run_rank; "
-    code += "run_rank(Path(sys.argv[1]), int(sys.argv[2]))"
-    ranks = [subprocess.Popen([sys.executable, "-c", code, str(folder), str(n)], env=environment) for n in range(2)]
-    try:
-        assert [rank.wait(timeout=250) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    ranks = [warm.start(run_rank, folder, rank) for rank in range(2)]
+    for rank in ranks:
+        rank.join(warm.LIMIT)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
     return folder / "model", [torch.load(folder / f"rank{n}.pt", weights_only=False) for n in range(2)]
 
 
