@@ -77,28 +77,30 @@ def _cell(text: str) -> str:
 def _presets() -> Iterator[str]:
     """One row for each setting that any preset changes."""
     smallest: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": [{"path": "d"}]}}
-    default = Recipe.model_validate(smallest)
-    changed: dict[str, dict[str, Any]] = {}
+    presets: dict[str, Recipe] = {}
+    changed: set[str] = set()
     for name in PRESETS:
         # compared with the schema's defaults, by naming the preset whose settings are empty
         own = {**smallest, **preset_settings(name), "preset": "dapo"}
         own["model"] = {**smallest["model"], **preset_settings(name).get("model", {})}
-        for path, (_, value) in difference_from_preset(Recipe.model_validate(own)).items():
-            changed.setdefault(path, {})[name] = value
+        presets[name] = Recipe.model_validate(own)
+        changed |= difference_from_preset(presets[name]).keys()
     yield "`preset: NAME` is where a recipe starts; `dapo` is the default, and the column *default* below is its value."
+    yield "An empty cell: the preset's kind has no such option."
     yield ""
     yield "| setting | " + " | ".join(PRESETS) + " |"
     yield "| --- |" + " --- |" * len(PRESETS)
     for path in (s for s in settings() if s in changed):
-        cells = [f"`{brief(changed[path].get(name, _at(default, path)))}`" for name in PRESETS]
-        yield f"| `{path}` | " + " | ".join(cells) + " |"
+        yield f"| `{path}` | " + " | ".join(_effective(recipe, path) for recipe in presets.values()) + " |"
 
 
-def _at(recipe: Recipe, path: str) -> Any:
+def _effective(recipe: Recipe, path: str) -> str:
     value: Any = recipe
     for part in path.split("."):
-        value = getattr(value, part, settings()[path].default)  # an option of another kind
-    return value
+        if not hasattr(value, part):  # an option of another kind
+            return ""
+        value = getattr(value, part)
+    return f"`{brief(value)}`"
 
 
 if __name__ == "__main__":
