@@ -55,5 +55,5 @@ def printed(word: str) -> list[str]:
 
 
 def words() -> list[str]:
-    """Return every word that has a metric behind it."""
+    """Return every word of these tables."""
     return [word for table in _TABLES for word in table]
