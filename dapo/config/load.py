@@ -390,9 +390,8 @@ def difference_from_preset(recipe: Recipe) -> Difference:
         "run.stage",
     }
     read = read_by_sft if recipe.run.stage == "sft" else read_by_train
-    gone = {path for path in before.keys() - after.keys() if settings()[path].kinds}  # nor has the new kind theirs
     # A section that is null on one side has no keys there: null stands for each of them.
-    both = {path: (before.get(path), after.get(path)) for path in {**after, **before} if path not in gone}
+    both = {path: (before.get(path), after.get(path)) for path in {**after, **before}}
     return {p: (was, now) for p, (was, now) in both.items() if was != now and p not in skipped and read(p)}
 
 

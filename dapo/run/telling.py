@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 
 from dapo.checkpoint.store import CheckpointStore
@@ -15,6 +16,7 @@ from dapo.config.load import LoadedRecipe
 from dapo.config.problems import brief, written
 from dapo.config.resume import Change
 from dapo.config.schema import Recipe
+from dapo.config.settings import kinds_at, options_of
 from dapo.config.shipped import short_name
 from dapo.observe.commands import resume_said
 from dapo.observe.console import Console
@@ -50,6 +52,8 @@ def brief_difference_lines(loaded: LoadedRecipe) -> list[str]:
         section, _, key = path.partition(".")
         if section not in parts:
             others[section] += 1
+        elif _of_another_kind(loaded.recipe, path):
+            continue
         elif section == "rewards":
             parts[section] = [f"{reward.name} ({reward.kind})" for reward in loaded.recipe.rewards]
         else:
@@ -61,6 +65,13 @@ def brief_difference_lines(loaded: LoadedRecipe) -> list[str]:
         lines.append(f"  {counted(others.total(), other)} {where}")
     preset = loaded.recipe.preset
     return [f"against preset {preset}:", *lines] if lines else [f"as preset {preset}"]
+
+
+def _of_another_kind(recipe: Recipe, path: str) -> bool:
+    """Whether a setting is an option that the preset's kind has and the recipe's has not."""
+    section, _, name = path.rpartition(".")
+    kind = attrgetter(section)(recipe).kind if kinds_at(section) else None
+    return kind is not None and name != "kind" and name not in options_of(section, kind)
 
 
 _OF_A_PRESET = ("algorithm", "learner", "sft", "rewards")

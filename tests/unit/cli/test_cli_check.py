@@ -94,7 +94,8 @@ def test_check_of_an_engine_that_is_not_here(
     assert "no server was asked anything" in told
     assert "not tried, for what this machine lacks" in told
     assert re.search(r"^  not here: .* needs the package aiohttp, which is not installed", told, re.MULTILINE)
-    assert first.startswith(f"{recipe}: good, with 6 doubts, but this machine cannot start it")  # it knows no words
+    assert first.startswith(f"{recipe}: good, with 7 doubts, but this machine cannot start it")  # it knows no words
+    assert "  doubt: warm-up (learner.warmup = 10) takes 10 of the 10 steps" in told
     assert first.endswith(f"dapo train {recipe} {settings[0]} {settings[1]}")
 
 

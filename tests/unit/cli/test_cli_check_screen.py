@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.yaml").write_text(
         "model: {path: ./model}\ndata: {train: [{path: train.jsonl}], validation: [{task: signed_sum, size: 40}]}\n"
         "rewards: [{kind: exact, pattern: '=(\\d+)$'}]\nrollout: {max_response_tokens: 32}\n"
-        "trainer: {steps: 10}\n"
+        "trainer: {steps: 10}\nlearner: {warmup: 1}\n"
     )
     return tmp_path
 
