@@ -74,13 +74,13 @@ def recipe(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    done = dapo("train", recipe(folder), *QUICK, "trainer.steps=4", cwd=folder)
+    done = dapo("train", recipe(folder), *QUICK, "trainer.steps=3", cwd=folder)
     assert "repeats itself only if the agent does" in done.stdout + done.stderr
     return folder
 
 
 def test_the_books_balance(whole):
-    assert_none_lost_or_doubled(whole / "run", 4)
+    assert_none_lost_or_doubled(whole / "run", 3)
     rows = [row for row in read_metrics(whole / "run/metrics.jsonl") if row["step"]]
     assert_every_token_has_a_fate(rows)
     assert all(row["reward/unscored"] == 0 for row in rows)
@@ -120,7 +120,7 @@ def assert_rows_recomputed(folder: Path) -> int:
 def test_a_resumed_run_of_an_agent_that_repeats_itself_ends_in_the_same_numbers(whole, tmp_path):
     dapo("train", recipe(tmp_path), *QUICK, "trainer.steps=2", cwd=tmp_path)
     assert read_metrics(tmp_path / "run/metrics.jsonl")[-1]["groups/unfinished"] > 0
-    dapo("train", "--resume", "run", "trainer.steps=4", cwd=tmp_path)
+    dapo("train", "--resume", "run", "trainer.steps=3", cwd=tmp_path)
     ours, theirs = (read_metrics(each / "run/metrics.jsonl")[-1] for each in (tmp_path, whole))
     different = {"environment/replayed"}
     same = [{k: v for k, v in without_clock(each).items() if k not in different} for each in (ours, theirs)]

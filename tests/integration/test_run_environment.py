@@ -100,11 +100,11 @@ def train(folder: Path, *overrides: str, more: str = "", **how) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("whole"), "trainer.steps=4")
+    return train(tmp_path_factory.mktemp("whole"), "trainer.steps=3")
 
 
 def test_a_run_with_an_environment_keeps_its_books(whole):
-    assert_none_lost_or_doubled(whole, 4)
+    assert_none_lost_or_doubled(whole, 3)
     rows = [row for row in read_metrics(whole / "metrics.jsonl") if row["step"]]
     assert_every_token_has_a_fate(rows)
     for row in rows:
@@ -149,14 +149,14 @@ def test_the_check_plays_an_episode_and_one_of_gold_answers(tmp_path):
 
 
 def test_the_speed_of_a_tool_changes_no_bit(whole, tmp_path):
-    slow = train(tmp_path, "trainer.steps=4", more="args: {seconds: 0.003}")
+    slow = train(tmp_path, "trainer.steps=3", more="args: {seconds: 0.003}")
     ours, theirs = weights(slow), weights(whole)
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.slow
 def test_a_slow_tool_changes_no_bit(whole, tmp_path):
-    many = ("environment.workers=8", "validation.every=0", "trainer.steps=4")
+    many = ("environment.workers=8", "validation.every=0", "trainer.steps=3")
     slow = train(tmp_path, *many, more="args: {seconds: 0.1}")
     ours, theirs = weights(slow), weights(whole)
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
@@ -185,7 +185,7 @@ def test_a_run_that_is_stopped_and_resumed_goes_on_to_the_same_bits(whole, tmp_p
     """Carried episodes are in their middle, and are played again in a new process."""
     run = train(tmp_path, "trainer.steps=2")
     held = read_metrics(run / "metrics.jsonl")[-1]["groups/unfinished"]
-    dapo("train", "--resume", "run", "trainer.steps=4", cwd=tmp_path)
+    dapo("train", "--resume", "run", "trainer.steps=3", cwd=tmp_path)
     ours, theirs = weights(run), weights(whole)
     assert held > 0
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)

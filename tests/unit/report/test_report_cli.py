@@ -50,6 +50,7 @@ def test_several_runs_have_it_where_the_command_is_given(tmp_path, make_run, mon
     assert "two  could not fill its batch" in said
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_folder_of_ones_own(tmp_path, make_run):
     folder = make_run(tmp_path / "run")
     assert main(["report", str(folder), "--out", str(tmp_path / "a" / "b")]) == 0
@@ -78,6 +79,7 @@ def test_a_run_of_someone_else_is_read_and_the_report_refused(tmp_path, make_run
     assert "--out" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_hostile_names_and_messages_do_not_steer_the_terminal(tmp_path, make_run, capsys):
     folder = make_run(tmp_path / "\x1b[31mred", how="crashed", text=lambda s, n, g: HOSTILE)
     status = folder / "status.json"
@@ -88,6 +90,7 @@ def test_hostile_names_and_messages_do_not_steer_the_terminal(tmp_path, make_run
     assert "␛[31mred" in said
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_run_that_writes_while_it_is_read(tmp_path, make_run):
     folder = make_run(tmp_path / "run", how="running")
     with (folder / "metrics.jsonl").open("a") as file:
