@@ -79,7 +79,7 @@ def check_account(collector, batch, trained, finished):
             assert all(finished[i].verdict is not Verdict.KEPT for i in dropped)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(world=worlds())
 def test_a_synchronous_run_over_any_schedule(world):
     collector = make_collector(**world)
@@ -121,7 +121,7 @@ def test_an_asynchronous_driver_turns_the_same_crank(world, pumps):
     assert spent + held == collector.engine.generated
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(world=worlds(), pumps=st.lists(st.integers(0, 12), min_size=STEPS, max_size=STEPS))
 def test_no_trained_token_is_older_than_the_age_limit_in_versions(world, pumps):
     """The next step begins before this one is published, so the engine lags one version behind for a while.
@@ -151,7 +151,7 @@ class Killed(BaseException):
     pass
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(world=worlds(), kills=st.lists(st.integers(1, 60), min_size=1, max_size=4), every=st.integers(1, 3))
 def test_killed_anywhere_and_resumed_it_trains_the_same(world, kills, every, tmp_path_factory):
     whole = make_collector(**world)
