@@ -162,12 +162,9 @@ class RunFolder:
                 raise RecipeError(f"{run.path} is a folder of runs; give one of them: {runs}.")
             if (meant := Path("runs") / run.path / RESOLVED).is_file():
                 raise RecipeError(f"{run.path} holds no run; did you mean {meant.parent}?")
-            near = sorted(p.parent.name for p in run.path.parent.glob("*/recipe.resolved.yaml") if p.is_file())
+            near = next(filter(None, map(_runs_in, (run.path.parent, Path("runs")))), "No run beside it or in runs.")
             what = "is no regular file" if os.path.lexists(run.resolved_recipe) else "is missing"
-            raise RecipeError(
-                f"{run.path} holds no run: {run.resolved_recipe.name} {what}. "
-                + (f"Runs in {run.path.parent}: {', '.join(near)}." if near else f"No run in {run.path.parent} either.")
-            )
+            raise RecipeError(f"{run.path} holds no run: {run.resolved_recipe.name} {what}. {near}")
         return run
 
     def anchor(self) -> None:
@@ -395,6 +392,12 @@ def _impossible(path: Path, said: object) -> str:
 def _is_taken(path: Path) -> bool:
     """Whether something is there that is not merely begun."""
     return path.exists() and (not path.is_dir() or not _begun(path))
+
+
+def _runs_in(folder: Path) -> str:
+    """Return a sentence that names the runs in a folder; "" where there is none."""
+    names = sorted(p.parent.name for p in folder.glob(f"*/{RESOLVED}") if p.is_file())
+    return f"Runs in {folder}: {', '.join(names)}." if names else ""
 
 
 def _begun(path: Path) -> bool:
