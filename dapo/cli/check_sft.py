@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dapo.cli.check_memory import adapter_lines, estimate_memory, load_tokenizer_and_facts, size_text
 from dapo.cli.check_screen import NOT_HERE_TITLE, WARNINGS, Sections, hidden
 from dapo.config import LoadedRecipe, Recipe
-from dapo.config.check_sft import long_warmup, supervised
+from dapo.config.check_sft import supervised
+from dapo.config.checks import long_warmup
 from dapo.types.model import ModelFacts
 from dapo.words import counted
 

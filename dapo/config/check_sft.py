@@ -102,26 +102,6 @@ def supervised(recipe: Recipe, steps: int) -> Recipe:
     return recipe.model_copy(update={"learner": learner, "rollout": rollout, "trainer": trainer})
 
 
-def long_warmup(section: str, warmup: int, total: int, rate: float, of: str = "steps") -> str | None:
-    """Return a message on a warm-up that takes half of the run or more, as in a short trial; None on any other.
-
-    Args:
-        section: of the settings, ``learner`` or ``sft``.
-        warmup: its length.
-        total: the run's length, in the same unit.
-        rate: learning rate after the warm-up.
-        of: the unit, in words.
-    """
-    if not warmup or not 0 < total <= 2 * warmup:
-        return None
-    peak, short = f"{section}.learning_rate = {rate:.2g}", f"{section}.warmup={total // 10}"
-    if total < warmup:
-        said = f"all {total:,} {of}: the learning rate ends at {rate * total / warmup:.2g} and never reaches {peak}"
-    else:
-        said = f"{warmup:,} of the {total:,} {of}: only then the learning rate is at {peak}"
-    return f"warm-up ({section}.warmup = {warmup:,}) takes {said}. A short trial learns more with {short}"
-
-
 def check_sft(r: Recipe) -> Iterator[Problem]:
     """Yield settings that a supervised run lacks, and settings that it does not use."""
     for where, sources in (("train", r.sft.train), ("validation", r.sft.validation)):

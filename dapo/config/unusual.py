@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from dapo.config.check_sft import long_warmup
 from dapo.config.checks import (
     correction_kind,
     kl_in_loss,
+    long_warmup,
     penalty_interval,
     ratio_against,
     schedule_steps,

@@ -93,8 +93,7 @@ class Reinforcement:
 
     def give_up(self, step: int, error: Exception) -> None:
         self.collector.give_up(error)
-        if not self.collector.rolled_back:
-            self.recorder.stopped(step, self.collector.account.finished_groups(()))
+        self.recorder.stopped(step, self.collector.abandoned)
 
     # ------------------------------------------------------------------ learn, publish, evaluate
 

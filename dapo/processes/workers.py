@@ -299,7 +299,7 @@ class OutputFile:
         self._limit = limit
         self._reading, self.descriptor = os.pipe()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._copy, name="rewards-output", daemon=True)
+        self._thread = threading.Thread(target=self._copy, name="workers-output", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -18,6 +18,8 @@ from dapo.metrics.names import reward_name_problem
 MAX_VALUES = 64  # numbers in the dict that one call may return
 MAX_NUMBER = 1e15  # so that squares and sums over a group stay finite in single precision
 
+log = logging.getLogger(__name__)
+
 RewardFunction = Callable[..., Any]
 
 
@@ -114,9 +116,6 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         text = f"{text} (run.reward_memory_mib is the limit)".strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-log = logging.getLogger(__name__)
 
 
 def pickled(function: str, reward: str) -> bytes | None:

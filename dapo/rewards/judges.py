@@ -26,6 +26,10 @@ Outcome = dict[str, float] | str
 """Numbers by name, or why there are none: a kind of failure (``KINDS``), a colon, details."""
 KINDS = ("timeout", "crash", "exception", "not a number", "name", "sandbox", "service")
 HOPELESS = "timeout: an equal answer to an equal problem was not judged in time, or ended its worker, before"
+MOMENT = 0.02
+"""Seconds that a pattern may take in the driver."""
+TRIES = 32
+"""Moments that a reward may lose in the driver: one that backtracks on everything goes to workers from then on."""
 Read = str | None
 
 
@@ -186,12 +190,6 @@ def _score_regex(
     pattern: Any, seconds: float | None, prompt: Prompt, completion: Completion, _: Read
 ) -> tuple[float, str | None]:
     return float(simple.found_in(completion.text, pattern, seconds)), None
-
-
-MOMENT = 0.02
-"""Seconds that a pattern may take in the driver."""
-TRIES = 32
-"""Moments that a reward may lose in the driver: one that backtracks on everything goes to workers from then on."""
 
 
 class Hasty:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.config.check_sft import long_warmup, supervised
+from dapo.config.check_sft import supervised
+from dapo.config.checks import long_warmup
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.data.demonstrations import Demonstration, Demonstrations, prepare_demonstrations

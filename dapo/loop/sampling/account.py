@@ -52,21 +52,18 @@ ADDITIVE = (
 
 
 class Account:
-    """Keep the counts of one step (reset by ``begin``) and running totals.
-
-    Attributes:
-        ended: the counts are in the totals: the step is over, with a batch or given up.
-    """
+    """Keep the counts of one step and running totals. What happens between two steps counts for the second."""
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
         self._warned: set[str] = set()  # kinds of verifier failures that were reported
         self.barren: Counter[str] = Counter()  # reasons of all unscored responses since the last step that scored any
         self.scored = 0
-        self._reset()
+        self.clear()
         self._engine_before: Metrics = {}
 
-    def _reset(self) -> None:
+    def clear(self) -> None:
+        """Forget a step whose counts ``end`` added to the totals."""
         if self.scored:
             self.barren.clear()
         self.count: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
@@ -75,15 +72,9 @@ class Account:
         self.unscored: Counter[str] = Counter()  # responses of the groups judged in this step, by reason
         self.groups: list[Group] = []  # judged in this step
         self.settled: list[Group] = []  # whose fate was decided in this step, whenever they were judged
-        self.ended = False
 
     def begin(self, engine_stats: Metrics) -> None:
-        """Begin a step; ``engine_stats`` is what the engine has counted before it.
-
-        What happened since the last ``take`` counts for the step; a step that was given up does not.
-        """
-        if self.ended:
-            self._reset()
+        """Begin a step; ``engine_stats`` is what the engine has counted before it."""
         self._engine_before = dict(engine_stats)
 
     def end(self, engine_stats: Metrics) -> dict[str, float]:
@@ -93,12 +84,11 @@ class Account:
             self.count[f"sampling/{name}"] = engine.get(name, 0)
         for key in ADDITIVE:
             self.totals[key] += self.count[key]
-        self.ended = True
         return engine
 
     def state(self) -> dict[str, dict[str, float]]:
         """Return totals, and what happened after the last step ended (an asynchronous driver's ``pause``)."""
-        return {"totals": dict(self.totals), "count": {} if self.ended else {k: v for k, v in self.count.items() if v}}
+        return {"totals": dict(self.totals), "count": {k: v for k, v in self.count.items() if v}}
 
     def load(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Continue from ``state()``."""

@@ -156,6 +156,7 @@ class StreamingCollector:
         self.rejected: list[Group] = []  # of this step, for ``cap.then: fill``
         self.carried = 0  # groups held when the step began
         self.given_up: Exception | None = None  # why the present step has no batch
+        self.abandoned: list[Group] = []  # judged or ended in it: the totals have them, and no step will
         self.rolled_back = False  # by ``give_up``: ``state()`` is the one from before this collection
         self._before: dict[str, Any] | None = None  # that state; None: its batch was handed to the learner
         self._restored = False  # loaded from a state, perhaps with other settings
@@ -208,6 +209,8 @@ class StreamingCollector:
             with suppress(Exception):  # the first failure is the error to report
                 self.pause()  # keep the tokens that it had made
         self.account.end(self.engine.stats())
+        self.abandoned = self.account.finished_groups(())
+        self.account.clear()
         self.begun = False
 
     def commit(self) -> None:
@@ -225,7 +228,7 @@ class StreamingCollector:
 
     def begin(self, step: int) -> None:
         """Begin training step ``step``: from now on work counts for it."""
-        self.given_up, self.rolled_back = None, False
+        self.given_up, self.abandoned, self.rolled_back = None, [], False
         self._before = self._state()
         self.step, self.begun = step, True
         self.account.begin(self.engine.stats())
@@ -492,6 +495,7 @@ class StreamingCollector:
             "sampling/acceptance_estimate": self.refill.acceptance,
             "sampling/retired_prompts": selector.retired(),
         }
+        account.clear()
         account.begin(self.engine.stats())
         return metrics
 
@@ -556,7 +560,7 @@ class StreamingCollector:
     # ------------------------------------------------------------------ what a checkpoint has
 
     def _state(self) -> dict[str, Any]:
-        selected, account = self.selector.state(), self.account
+        selected = self.selector.state()
         return {
             "next_group": self.next_group,
             "estimate": self.refill.state(),
@@ -564,10 +568,9 @@ class StreamingCollector:
             "stream": deepcopy(selected["stream"]),  # a stream of the user's may return what it goes on with
             "kept": [group_state(group) for group in self.kept],
             "open": [open_group_state(group) for group in self.open.values()],
-            "account": account.state(),
-            # the last step of a run that overlaps has no step beside it: groups that end then count for the next one;
-            # those of a step that was given up are in the totals and in ``stopped/``, and count for none
-            **({"begun": self._begun_state()} if self.begun or (account.groups and not account.ended) else {}),
+            "account": self.account.state(),
+            # the last step of a run that overlaps has no step beside it: groups that end then count for the next one
+            **({"begun": self._begun_state()} if self.begun or self.account.groups else {}),
         }
 
     def _begun_state(self) -> dict[str, Any]:

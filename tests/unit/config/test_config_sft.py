@@ -3,7 +3,8 @@
 import pytest
 
 from dapo.config import recipe_from_dict
-from dapo.config.check_sft import _OF_REWARDS, _OF_REWARDS_TOO, _READ_ANYWAY, long_warmup, read_by_sft, supervised
+from dapo.config.check_sft import _OF_REWARDS, _OF_REWARDS_TOO, _READ_ANYWAY, read_by_sft, supervised
+from dapo.config.checks import long_warmup
 from dapo.config.settings import settings
 from dapo.run.algorithm import make_schedule
 

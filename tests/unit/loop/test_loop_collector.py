@@ -381,7 +381,9 @@ def test_a_cap_on_tokens_stops_dispatching_and_is_named():
     with pytest.raises(SamplingStopped) as stopped:
         collector.collect(1)
     assert met_said(stopped.value.evidence) == "the cap of 200 generated tokens was met with 0 of 4 groups kept"
-    assert 200 <= collector.account.generated_tokens <= 200 + 8 * 10  # what was under way is finished
+    assert (
+        200 <= collector.account.totals["sampling/generated_tokens"] <= 200 + 8 * 10
+    )  # what was under way is finished
 
 
 def test_what_is_held_is_bounded_so_that_nothing_grows_too_old():

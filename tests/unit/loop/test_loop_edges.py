@@ -108,7 +108,7 @@ def test_data_that_ends_with_everything_rejected_is_an_outcome_with_its_evidence
     evidence = stopped.value.evidence
     assert (evidence.met, evidence.limit, evidence.kept, evidence.wanted) == ("data", None, 0, 4)
     assert (evidence.shares.all_wrong, evidence.cause) == (1.0, Cause.TOO_HARD)  # not only that the data ended
-    assert len(collector.account.groups) == 10
+    assert len(collector.abandoned) == 10
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_groups_of_a_step_that_was_given_up_do_not_count_for_the_step_that_is_co
     collector.engine.poll = dying
     with pytest.raises(EngineError, match="gone"):
         collector.collect(1)
-    before = {group.id for group in collector.account.groups}
+    before = {group.id for group in collector.abandoned}
     held = {group.id for group in collector.kept}
     totals = dict(collector.account.totals)
     again = reloaded(collector, tmp_path, **world)
