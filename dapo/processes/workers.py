@@ -143,7 +143,7 @@ A = TypeVar("A")
 
 
 class GuardedPool(ABC, Generic[W, M, A]):
-    """Worker processes and their answers. A subclass says what is asked, and what happens when a worker is lost.
+    """Worker processes and their answers. A subclass puts the questions, and decides what follows when a worker is lost.
 
     All progress on the driver's side happens in the calls of its methods, in one thread.
 
@@ -192,7 +192,7 @@ class GuardedPool(ABC, Generic[W, M, A]):
         return answers
 
     def close(self) -> None:
-        """End all workers; what was asked is forgotten. May be called twice."""
+        """End all workers, and forget questions without an answer. May be called twice."""
         end([worker.process for worker in self._workers], self._patience)
         self._workers.clear()
         if self._output is not None:
