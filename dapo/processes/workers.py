@@ -143,7 +143,7 @@ A = TypeVar("A")
 
 
 class GuardedPool(ABC, Generic[W, M, A]):
-    """Worker processes and their answers. A subclass puts the questions, and decides what follows when a worker is lost.
+    """Worker processes and their answers. A subclass puts questions, and decides what follows when a worker is lost.
 
     All progress on the driver's side happens in the calls of its methods, in one thread.
 
