@@ -7,7 +7,9 @@ The sides of a row take turns in one process with one thread. All count seconds 
 on the machine change less than wall-clock time. The limit is measured, too: the matrix products of a decode step (or of
 a training step's forward and backward pass), of the same shapes and precision, and nothing else. So 100 % is a program
 that does only products. vLLM takes part where it is installed (`.venv-vllm`) and knows the precision. ``padded`` is
-what one writes first in place of the learner: padded rows and the model's own attention, as TRL has them.
+what one writes first in place of the learner: padded rows and the model's own attention, as TRL has them. A precision
+that this processor does not multiply in (bfloat16 without instructions for it takes seven times float32's time), or
+in which it does the same as in float32, is left out, and the page says so.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from dapo.learner.worker import Worker
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
+from dapo.models.precision import PRECISIONS, product_rates, product_seconds
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors
 from dapo.rollout.embedded import EmbeddedEngine
@@ -50,8 +53,6 @@ from dapo.weights.shared import offer
 HERE = Path(__file__).resolve().parent
 GROUPS, GROUP, PROMPT = 8, 16, 8
 ROWS = GROUPS * GROUP
-PRECISIONS = {"float32": ("float32", "highest"), "medium": ("float32", "medium"), "bfloat16": ("bfloat16", "highest")}
-"""``model.dtype`` and ``model.matmul_precision`` of each."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +89,6 @@ def seconds(work: Callable[[], Any]) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
-
-
-def product_seconds(make: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """The least time of one product among tries of a tenth of a second."""
-    left, right = make()
-    product = torch.bmm if left.dim() == 3 else torch.mm
-    product(left, right)
-    best = float("inf")
-    for _ in range(3):
-        start, times = time.process_time(), 0
-        while (spent := time.process_time() - start) < 0.1:
-            product(left, right)
-            times += 1
-        best = min(best, spent / times)
-    return best
 
 
 def decode_limit(size: Size, dtype: torch.dtype, tokens: int) -> float:
@@ -260,7 +246,10 @@ def table(report: dict[str, Any]) -> str:
         f"{machine['cpu']}, one thread; {json.dumps(machine['packages'])}; commit {machine['commit']}; "
         f"{machine['date']}. `{machine['command']}`. {ROWS} responses of {report['tokens']} tokens, "
         f"{report['repeats']} repeats; tokens a second of the processor, medians, ranges in brackets. The machine's "
-        f"load was {min(r['load'] for r in rows):.1f} to {max(r['load'] for r in rows):.1f}.",
+        f"load was {min(r['load'] for r in rows):.1f} to {max(r['load'] for r in rows):.1f}. Products of the smallest "
+        "model's shape, 10^9 operations a second: "
+        + ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in report["products"].items())
+        + "; a precision without a row is emulated here, or the same as float32.",
     ]
     for what, ours, others in (
         ("generate", "embedded", ["transformers", "vllm"]),
@@ -277,17 +266,25 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def in_hardware(rates: dict[str, float]) -> list[str]:
+    """Precisions worth a row, by their rates of products: float32, and what is neither emulated nor the same."""
+    worth = [name for name, rate in rates.items() if rate > 0.5 * rates["float32"]]
+    return [name for name in worth if name != "medium" or rates[name] > 1.2 * rates["float32"]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, help="default: those in hardware")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=128, help="of each response")
+    parser.add_argument("--tokens", type=int, default=32, help="of each response")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of processor.json and processor.md")
     options = parser.parse_args()
     refuse_changes(options.out)
     torch.set_num_threads(1)
     machine, rows = describe_machine(), []
+    rates = product_rates(SIZES["31M"].hidden, 2 * SIZES["31M"].ffn)
+    options.precisions = options.precisions or in_hardware(rates)
     with tempfile.TemporaryDirectory() as folder:
         for name in options.sizes:
             size, place = SIZES[name], Path(folder) / name
@@ -298,7 +295,7 @@ def main() -> None:
             for precision in options.precisions:
                 rows += measure(name, precision, place, options)
                 print(json.dumps(rows[-2:]), flush=True)
-    report = {"machine": machine, "tokens": options.tokens, "repeats": options.repeats, "rows": rows}
+    report = {"machine": machine, "tokens": options.tokens, "repeats": options.repeats, "products": rates, "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "processor.json").write_text(json.dumps(report, indent=1) + "\n")
     (options.out / "processor.md").write_text(table(report))

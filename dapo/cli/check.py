@@ -104,6 +104,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     placed = [*deployment.lines(), *_cluster_lines(recipe, deployment)]
     add("who runs where", placed, shown=lambda line: deployment.route != "shared")
     add("engine", _engine_lines(recipe, facts), shown=lambda line: not small and not line.startswith("known, on a CPU"))
+    add("precision, measured", precision_lines(recipe, facts), shown=lambda line: " times as fast as " in line)
     beside = deployment.overlaps or not small
     add("generation beside learning", overlap_lines(recipe), shown=lambda line: beside)
     add("files", files(recipe, facts), shown=lambda line: "/rollouts/: " not in line)
@@ -189,6 +190,46 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         return
     move = "; take rollout.engine=vllm first at this size" if engine == "embedded" and size > EMBEDDED_EVEN else ""
     yield f"not known: which is faster on a GPU at any size; `make gpu` measures both and the GPU's bound{move}"
+
+
+def precision_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield how fast this processor multiplies in the recipe's precision, and in which one it is faster."""
+    if recipe.model.device not in ("cpu", "auto") or facts.parameters < WORTH_MEASURING:
+        return
+    import torch
+
+    from dapo.models.precision import PRECISIONS, product_rates
+
+    if recipe.model.device == "auto" and torch.cuda.is_available():
+        return
+
+    rates = product_rates(facts.hidden, 2 * facts.ffn)
+    own = next((name for name, both in PRECISIONS.items() if both == precision_of(recipe)), "float32")
+    best = "float32"  # of two that are alike, the one that rounds less
+    for name in ("medium", "bfloat16"):
+        best = name if rates[name] >= NOTEWORTHY * rates[best] else best
+    listed = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.items())
+    yield f"products of this model's shape on this processor, 10^9 operations a second of a thread: {listed}"
+    if rates[best] < NOTEWORTHY * rates[own]:
+        yield f"{own}, the recipe's precision, is as fast as any here"
+        return
+    dtype, products = PRECISIONS[best]
+    rounds = "" if best == "float32" else "; it rounds the factors of each product to 8 bits"
+    yield (
+        f"{best} is {rates[best] / rates[own]:.1f} times as fast as {own}, the recipe's precision: "
+        f"model.dtype={dtype} model.matmul_precision={products}{rounds}"
+    )
+
+
+WORTH_MEASURING = 10_000_000  # parameters: below, other things than products take most of the time
+NOTEWORTHY = 1.3  # times as fast: less is within the noise of half a second
+
+
+def precision_of(recipe: Recipe) -> tuple[str, str]:
+    """Return the weights' type and the precision of products, as :data:`dapo.models.precision.PRECISIONS` has them."""
+    model = recipe.model
+    medium = model.dtype == "float32" and model.matmul_precision == "medium"
+    return model.dtype, "medium" if medium else "highest"
 
 
 def arithmetic(recipe: Recipe, data: PreparedData | None) -> list[str]:

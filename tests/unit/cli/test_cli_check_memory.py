@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.cli.check import engine_advice
+from dapo.cli.check import engine_advice, precision_lines
 from dapo.cli.check_memory import Memory, estimate_memory, layer_sizes, memory_lines
 from dapo.cli.check_overlap import overlap_lines, recommended_staleness, steps_of_the_longest
 from dapo.cli.check_rows import longest_row, row_lines
@@ -320,6 +320,34 @@ def test_what_is_known_of_the_engines_and_what_is_not(parameters, said):
     assert unknown.startswith("not known: which is faster on a GPU")
     assert ("take rollout.engine=vllm first" in unknown) is (parameters > 27_000_000)
     assert len(list(engine_advice(recipe_with(model={"device": "cpu"}), facts_with(parameters)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "rates", "said"),
+    [
+        ({}, (50e9, 52e9, 8e9), "float32, the recipe's precision, is as fast as any here"),
+        ({"dtype": "bfloat16"}, (50e9, 52e9, 8e9), "float32 is 6.2 times as fast as bfloat16"),
+        (
+            {},
+            (50e9, 90e9, 150e9),
+            "bfloat16 is 3.0 times as fast as float32, the recipe's precision: model.dtype=bf",
+        ),
+        ({"matmul_precision": "medium"}, (50e9, 90e9, 80e9), "medium, the recipe's precision, is as fast as any here"),
+        ({"matmul_precision": "high"}, (50e9, 90e9, 80e9), "medium is 1.8 times as fast as float32"),
+    ],
+)
+def test_the_precision_that_this_processor_multiplies_fastest_in(monkeypatch, model, rates, said):
+    found = dict(zip(("float32", "medium", "bfloat16"), rates, strict=True))
+    monkeypatch.setattr("dapo.models.precision.product_rates", lambda inner, outer: found)
+    listed, advice = precision_lines(recipe_with(model={"device": "cpu", **model}), facts_with(30_000_000))
+    assert f"float32 {rates[0] / 1e9:.0f}, medium" in listed
+    assert said in advice
+    assert ("rounds the factors" in advice) is (" is 3.0" in advice or " is 1.8" in advice)
+
+
+@pytest.mark.parametrize(("device", "parameters"), [("cuda", 30_000_000), ("cpu", 3_000_000)])
+def test_products_are_measured_only_where_they_take_the_time(device, parameters):
+    assert list(precision_lines(recipe_with(model={"device": device}), facts_with(parameters))) == []
 
 
 def test_layers_are_those_of_the_configuration():
