@@ -224,14 +224,8 @@ def _scheduler(r: Reading) -> tuple[SourceValue, SourceValue]:
 
 def _running(r: Reading) -> None:
     generation = "policy.generation"
-    shared.sampling(
-        r,
-        r.need(f"{generation}.temperature", default=1.0),
-        r.number(f"{generation}.top_p", default=1.0),
-        r.number(f"{generation}.top_k"),
-    )
-    shared.engine(r, r.text(f"{generation}.backend", default="vllm"))
-    shared.engine_args(r, f"{generation}.vllm_kwargs")
+    backend = r.text(f"{generation}.backend", default="vllm")
+    shared.generation(r, generation, backend, f"{generation}.vllm_kwargs")
     r.put("validation.samples", 1, note="NeMo RL samples each problem once, as it trains; repeats are rows of its data")
     r.put("validation.greedy", False, note="none in NeMo RL")
     r.put("validation.temperature", r.lines["rollout.temperature"].value, note="as in training")
@@ -275,10 +269,7 @@ def _running(r: Reading) -> None:
 def _staleness(r: Reading) -> None:
     on = r.flag("grpo.async_grpo.enabled", default=False)
     age = r.need("grpo.async_grpo.max_trajectory_age_steps", default=1)
-    if on.value:
-        shared.staleness(r, age, on)
-    else:
-        r.drop(age, "read with grpo.async_grpo.enabled: true only; training is synchronous", idle=True)
+    shared.staleness_if(r, on, "grpo.async_grpo.enabled", age)
 
 
 def _best(r: Reading) -> None:

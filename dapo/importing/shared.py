@@ -226,6 +226,14 @@ def staleness(r: Reading, found: SourceValue, *founds: SourceValue | None, note:
     r.put("rollout.max_staleness", min(MOST_STALE, max(0, int(found.value))), found, *founds, note=note)
 
 
+def staleness_if(r: Reading, on: SourceValue, switch: str, found: SourceValue) -> None:
+    """Write the staleness where a switch of the trainer is on; elsewhere say that it is not read."""
+    if on.value:
+        staleness(r, found, on)
+    else:
+        r.drop(found, f"read with {switch}: true only; training is synchronous", idle=True)
+
+
 def run_name(r: Reading, *founds: SourceValue | None) -> None:
     """Write the run's name from the words that are given."""
     words = [str(found.value) for found in founds if found is not None]
@@ -284,6 +292,14 @@ def engine(r: Reading, name: SourceValue) -> None:
     kind = str(name.value).lower()
     note = "" if kind == "vllm" else f"{kind} is not among the engines here; vLLM takes its place"
     r.put("rollout.engine", "vllm", name, note=note)
+
+
+def generation(r: Reading, params: str, name: SourceValue, arguments: str) -> None:
+    """Write sampling by the section ``params``, the engine ``name``, and the arguments of the section ``arguments``."""
+    temperature = r.need(f"{params}.temperature", default=1.0)
+    sampling(r, temperature, r.number(f"{params}.top_p", default=1.0), r.number(f"{params}.top_k"))
+    engine(r, name)
+    engine_args(r, arguments)
 
 
 def engine_args(r: Reading, section: str) -> None:

@@ -179,14 +179,8 @@ def _optimiser(r: Reading) -> None:
 
 def _running(r: Reading) -> None:
     params = "generator.sampling_params"
-    shared.sampling(
-        r,
-        r.need(f"{params}.temperature", default=1.0),
-        r.number(f"{params}.top_p", default=1.0),
-        r.number(f"{params}.top_k"),
-    )
-    shared.engine(r, r.text("generator.backend", "generator.inference_engine.backend", default="vllm"))
-    shared.engine_args(r, "generator.inference_engine.engine_init_kwargs")
+    backend = r.text("generator.backend", "generator.inference_engine.backend", default="vllm")
+    shared.generation(r, params, backend, "generator.inference_engine.engine_init_kwargs")
     urls = r.find("generator.inference_engine.external_server_urls", "generator.inference_engine.external_proxy_url")
     if urls is not None:
         r.put("rollout.engine", "vllm_server", urls)
@@ -220,10 +214,7 @@ def _staleness(r: Reading) -> None:
     switch = r.flag("trainer.fully_async.enabled", default=False)
     on = switch if switch.given else by_entry
     stale = r.need("trainer.fully_async.max_staleness_steps", default=4)
-    if on.value:
-        shared.staleness(r, stale, on)
-    else:
-        r.drop(stale, "read with trainer.fully_async.enabled: true only; training is synchronous", idle=True)
+    shared.staleness_if(r, on, "trainer.fully_async.enabled", stale)
 
 
 def _evaluation(r: Reading) -> None:

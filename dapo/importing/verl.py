@@ -260,14 +260,7 @@ def _optimiser(r: Reading) -> None:
 
 
 def _running(r: Reading) -> None:
-    shared.sampling(
-        r,
-        r.need(f"{_ROLLOUT}.temperature", default=1.0),
-        r.number(f"{_ROLLOUT}.top_p", default=1.0),
-        r.number(f"{_ROLLOUT}.top_k"),
-    )
-    shared.engine(r, r.text(f"{_ROLLOUT}.name", default="vllm"))
-    shared.engine_args(r, f"{_ROLLOUT}.engine_kwargs.vllm")
+    shared.generation(r, _ROLLOUT, r.text(f"{_ROLLOUT}.name", default="vllm"), f"{_ROLLOUT}.engine_kwargs.vllm")
     val = f"{_ROLLOUT}.val_kwargs"
     sampled = r.flag(f"{val}.do_sample", default=False)
     temperature = r.need(f"{val}.temperature", default=0)

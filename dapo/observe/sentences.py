@@ -17,9 +17,7 @@ from dapo.observe.text import brief, clean, first_sentence, number, percent, sec
 from dapo.observe.why import why
 from dapo.processes.watch import lost_said
 from dapo.types.evidence import (
-    FRACTION,
-    HEALTHY,
-    UNREAD,
+    Cause,
     Clamping,
     ClusterLost,
     DataEnded,
@@ -37,6 +35,7 @@ from dapo.types.evidence import (
     SilentEvidence,
     StopEvidence,
     UnscoredEvidence,
+    cause_of,
 )
 from dapo.words import counted, in_a_row
 
@@ -52,6 +51,16 @@ STILL = 60.0
 """Seconds without an update from which a sentence says so, if they are also ten times those of a step."""
 LEFT = "left at once"
 _OWN = "algorithm.dynamic_sampling"
+_CHANGES = {
+    Cause.NONE: f"`{_OWN}.cap.groups=...` or `cap.tokens` (a higher cap){{partial}}.",
+    Cause.FRACTIONS: f"`{_OWN}.correct_at=...`{{partial}}.",
+    Cause.UNREAD: "`rewards.0.pattern=...` or another reward. Another instruction needs a new run.",
+    Cause.TRUNCATED: "`rollout.max_response_tokens=...` (longer responses){partial}.",
+    Cause.OUT_OF_BAND: f"`{_OWN}.band=...`{{partial}}.",
+    Cause.UNIFORM: f"`{_OWN}.metric=...` or `{_OWN}.tolerance=...`{{partial}}.",
+    Cause.TOO_FEW_SCORED: "once the reward function is fixed{partial}.",
+}
+"""What a resume changes, by the likely cause of a batch that does not fill; ``{partial}`` is another way."""
 _TITLES: dict[State, str] = {
     "running": "running",
     "finished": "finished",
@@ -299,21 +308,11 @@ def go_on_said(evidence: StopEvidence, run: Path) -> str:
 
 
 def _change(shares: Shares) -> str:
-    """Return the setting to change; "" if there is no single one."""
-    if shares.kept >= HEALTHY:
-        return f"`{_OWN}.cap.groups=...` or `cap.tokens` (a higher cap){{partial}}."
-    if shares.all_wrong > 0.5 and shares.accuracy > FRACTION:
-        return f"`{_OWN}.correct_at=...`{{partial}}."
-    if shares.all_wrong > 0.5 and shares.answered is not None and shares.answered < UNREAD:
-        return "`rewards.0.pattern=...` or another reward. Another instruction needs a new run."
-    if shares.truncated > 0.5:
-        return "`rollout.max_response_tokens=...` (longer responses){partial}."
-    share, change = max(
-        (shares.out_of_band, f"`{_OWN}.band=...`"),
-        (shares.uniform, f"`{_OWN}.metric=...` or `{_OWN}.tolerance=...`"),
-        (shares.too_few_scored, "once the reward function is fixed"),
-    )
-    return f"{change}{{partial}}." if share > 0.5 else ""
+    """Return the setting to change by the likely cause; "" if there is no single one."""
+    cause = cause_of(shares)
+    if cause is Cause.TOO_FEW_SCORED and shares.truncated > 0.5 and not shares.truncated_vote:
+        cause = Cause.TRUNCATED
+    return _CHANGES.get(cause, "")
 
 
 def silent_said(evidence: SilentEvidence) -> str:

@@ -2,7 +2,7 @@
 
 A name is a path below the folder, with slashes, as in ``sweep/seed_1``. Names come from the network, so a name is taken
 apart and looked at before the file system is asked, and what it leads to has to lie below the folder once every link in
-it is followed. The files of a run are held to the same: a run may have been unpacked from an archive.
+it is followed. ``reader`` holds the files of a run to the same: a run may have been unpacked from an archive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ LONGEST_NAME = 1_000
 _RECIPE = "recipe.resolved.yaml"  # what makes a folder a run, see RunFolder.open
 _METRICS, _STATUS = "metrics.jsonl", "status.json"
 _FILES = (_METRICS, _STATUS, "samples.jsonl", "spans.jsonl", _RECIPE, "difference.txt", "log.txt", "machine.jsonl")
-_OTHERS = ("prompts.parquet", "recipe.yaml", "lock")
 _FOLDERS = ("rollouts", "tokens")
 _MOST_BYTES = 64 * 1024  # of status.json
 SILENCE_SECONDS = 30.0
@@ -51,7 +50,7 @@ class FoundRuns(NamedTuple):
     """Runs below the folder."""
 
     names: tuple[str, ...]
-    led_out: int  # links to folders outside, and runs that hold such links: not shown
+    led_out: int  # links to folders outside: not shown
     cut: bool  # more folders than were looked into
 
 
@@ -62,7 +61,6 @@ class RunsFolder:
     root: Path  # with every link followed
     only: str | None = None
     _found: tuple[float, FoundRuns] | None = field(default=None, repr=False)
-    _links: dict[Path, tuple[Any, bool]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def at(cls, path: str | Path) -> RunsFolder:
@@ -105,10 +103,7 @@ class RunsFolder:
             inside, is_run, links = self._look_into(name)
             led_out += 0 if is_run else links  # a run's own, such as its checkpoints on another disk, are no runs
             if is_run and name:
-                if self._leads_out(self.root / name):
-                    led_out += 1
-                else:
-                    names.append(name)
+                names.append(name)
             elif depth <= DEEPEST:
                 waiting.extend((f"{name}/{folder}" if name else folder, depth + 1) for folder in inside)
         return FoundRuns(tuple(names), led_out, bool(waiting))
@@ -150,10 +145,6 @@ class RunsFolder:
             there = False
         if not there:
             raise missing
-        if self._leads_out(path):
-            raise NoSuchRun(
-                f"run {brief_name(name)} holds links that lead out of this folder; serve the folder they lead to"
-            )
         return path
 
     def _holds(self, path: Path) -> bool:
@@ -162,23 +153,6 @@ class RunsFolder:
             return path.resolve(strict=True).is_relative_to(self.root)
         except (OSError, RuntimeError):
             return False
-
-    def _leads_out(self, run: Path) -> bool:
-        """Whether a file that a page may read is a link to somewhere outside."""
-        if any((run / name).is_symlink() and not self._holds(run / name) for name in (*_FILES, *_OTHERS, *_FOLDERS)):
-            return True
-        state = tuple(_stamp(run / folder) for folder in _FOLDERS)  # thousands of files: looked at when one came
-        known = self._links.get(run)
-        if known is None or known[0] != state:
-            found = any(
-                entry.is_symlink() and not self._holds(Path(entry.path))
-                for folder in _FOLDERS
-                for entry in _entries(run / folder)
-            )
-            if len(self._links) >= 2 * MOST_FOLDERS:  # of runs that are long gone
-                self._links.clear()
-            known = self._links[run] = (state, found)
-        return known[1]
 
 
 def fingerprint(run: Path) -> Fingerprint:

@@ -37,10 +37,9 @@ from starlette.types import ASGIApp
 from dapo.errors import DataError, RecipeError
 from dapo.report import browse
 from dapo.report.bundle import bundle_of
-from dapo.report.guard import Guard
+from dapo.report.guard import guards
 from dapo.report.page import Live, document, page_html
 from dapo.report.page_data import GroupView, PageData, PromptView
-from dapo.report.patience import PatientProtocol
 from dapo.report.prometheus import CONTENT_TYPE, exposition
 from dapo.report.reader import RunContents
 from dapo.report.rollout_index import index_of, opened
@@ -66,7 +65,7 @@ def make_app(folder: RunsFolder, hosts: Iterable[str] = (), any_address: bool = 
 
     Args:
         folder: the runs to show.
-        hosts, any_address: what the Host header may name beside the loopback, see ``Guard``.
+        hosts, any_address: what the Host header may name beside the loopback, see ``guards``.
         version: of dapo, for the foot of the list.
     """
     pages = Pages(folder, version)
@@ -83,9 +82,9 @@ def make_app(folder: RunsFolder, hosts: Iterable[str] = (), any_address: bool = 
         Route("/api/prompt", _safe(pages.prompt)),
         Route("/api/trace", _safe(pages.trace)),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_page})
+    app = Starlette(routes=routes, middleware=guards(hosts, any_address), exception_handlers={HTTPException: _no_page})
     app.router.redirect_slashes = False
-    return Guard(app, hosts, any_address)
+    return app
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
@@ -99,7 +98,7 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            http=PatientProtocol,
+            http="h11",
             timeout_keep_alive=30,
             timeout_graceful_shutdown=2,
         )
@@ -366,5 +365,9 @@ def _safe(answer: Callable[[Request], Response]) -> Callable[[Request], Response
 
 
 def _no_page(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    return _refuse(request, status, "there is no such page; the list of runs is at /")
+    assert isinstance(error, HTTPException)
+    if error.status_code != 405:
+        return _refuse(request, error.status_code, "there is no such page; the list of runs is at /")
+    response = _refuse(request, 405, "this server only shows; ask with GET or HEAD")
+    response.headers.update(error.headers or {})
+    return response

@@ -50,7 +50,6 @@ ELSEWHERE = {
     "README": "integration/test_run_documented.py",
     "python": "integration/test_run_documented.py",
     "extending": "integration/test_run_documented.py",
-    "rewards": "integration/test_run_pages.py",
     "algorithm": "unit/test_docs_commands.py",
     "losses": "unit/test_docs_commands.py",
     "correction": "unit/test_docs_commands.py",
@@ -116,14 +115,6 @@ def test_the_tracker_of_the_python_page(finished, tmp_path):
     dapo("train", finished / "recipe.yaml", *small, "logging.trackers=[mytracker:Lines]", cwd=tmp_path)
     (line,) = (tmp_path / "tracked/lines.jsonl").read_text().splitlines()
     assert line.startswith('{"step": 1, "accuracy": 0.')
-
-
-def test_the_reward_of_the_page_of_rewards():
-    (source,) = (b for b in blocks(ROOT / "docs/rewards.md") if b.file == "my_rewards.py")
-    names: dict[str, object] = {}
-    exec(source.body, names)
-    completion = type("Completion", (), {"text": " so 7 \n", "__len__": lambda self: 3})()
-    assert names["score"](type("Prompt", (), {"answer": "7"}), completion) == {"accuracy": 1.0, "brevity": 0.25}
 
 
 def test_the_tool_of_the_page_has_a_schema_and_its_recipe_is_one():

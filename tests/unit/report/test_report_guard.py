@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from serving import Served, made, named, serving
 
 from dapo.report import serve
-from dapo.report.guard import Guard
 from dapo.report.runs_list import BadName, NoSuchRun, RunsFolder
 
 
@@ -23,9 +23,9 @@ from dapo.report.runs_list import BadName, NoSuchRun, RunsFolder
 def test_it_only_reads(server: Served, method: str) -> None:
     target = "localhost:80" if method == "CONNECT" else "/api/runs"
     reply = server.ask(target, method)
-    assert reply.status in ((405, 400) if method == "CONNECT" else (405,))
+    assert reply.status in ((400, 404) if method == "CONNECT" else (405,))
     if reply.status == 405:
-        assert reply.headers["allow"] == "GET, HEAD"
+        assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def test_head_is_get_without_the_body(server: Served) -> None:
@@ -40,18 +40,17 @@ def test_head_is_get_without_the_body(server: Served) -> None:
         ("localhost", 200),
         ("LOCALHOST:6006", 200),
         ("127.0.0.1:1", 200),
-        ("127.8.8.8", 200),
         ("[::1]:6006", 200),
-        ("evil.example", 421),
-        ("localhost.evil.example", 421),
-        ("127.0.0.1.evil.example", 421),
-        ("192.168.1.7:6006", 421),
-        ("0.0.0.0", 421),
-        ("localhost:evil.example", 421),
-        ("evil.example#localhost", 421),
-        ("user@localhost", 421),
-        ("localhost/x", 421),
-        ("", 421),
+        ("evil.example", 400),
+        ("localhost.evil.example", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("192.168.1.7:6006", 400),
+        ("0.0.0.0", 400),
+        ("localhost:evil.example", 400),
+        ("evil.example#localhost", 400),
+        ("user@localhost", 400),
+        ("localhost/x", 400),
+        ("", 400),
     ],
 )
 def test_the_host_must_be_this_machine(server: Served, host: str, status: int) -> None:
@@ -59,42 +58,24 @@ def test_the_host_must_be_this_machine(server: Served, host: str, status: int) -
         assert server.ask(target, Host=host).status == status
 
 
-def test_two_hosts_are_no_host() -> None:
-    guard = Guard(lambda *_: None)  # type: ignore[arg-type, return-value]
-    scope: dict[str, Any] = {"method": "GET", "path": "/", "headers": [(b"host", b"localhost"), (b"host", b"evil")]}
-    refused = guard.refusal(scope)
-    assert refused is not None
-    assert refused[0] == 421
+def test_two_hosts_are_no_host(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
+        connection.sendall(b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
 def test_a_server_for_others_takes_addresses_and_its_own_name_only(runs: Path) -> None:
     with serving(runs, hosts=["Box.lan"], any_address=True) as served:
-        statuses = [served.ask("/api/runs", Host=h).status for h in ("box.lan:6006", "10.0.0.7", "evil.example")]
-        assert statuses == [200, 200, 421]
+        hosts = ("box.lan:6006", "10.0.0.7", "evil.example", "10.0.0.7.evil")
+        statuses = [served.ask("/api/runs", Host=host).status for host in hosts]
+        assert statuses == [200, 200, 400, 400]
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"Sec_Fetch_Site": "same-origin"}, 200),
-        ({"Sec_Fetch_Site": "none"}, 200),
-        ({"Sec_Fetch_Site": "cross-site"}, 403),
-        ({"Sec_Fetch_Site": "same-site"}, 403),
-        ({"Sec_Fetch_Site": "something new"}, 403),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "file://"}, 403),
-        ({"Origin": "http://localhost:1"}, 403),  # another server on this machine
-        ({"Origin": "http://localhost:7777", "Host": "localhost:7777"}, 200),  # through a tunnel
-    ],
-)
-def test_data_go_to_our_own_pages_alone(server: Served, headers: dict[str, str], status: int) -> None:
-    reply = server.ask("/api/runs", **headers)
-    assert reply.status == status
-    assert "access-control-allow-origin" not in reply.headers
-    if "Origin" not in headers:
-        assert server.ask("/", **headers).status == 200  # a link from elsewhere may lead to a page
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1"])
+def test_data_go_to_our_own_pages_alone(server: Served, origin: str) -> None:
+    headers = server.ask("/api/runs", Origin=origin, Sec_Fetch_Site="cross-site").headers
+    assert not [name for name in headers if name.startswith("access-control-")]  # so no script of theirs may read it
+    assert headers["cross-origin-resource-policy"] == "same-origin"  # nor may a page of theirs embed it
 
 
 OUTSIDE = [
@@ -139,7 +120,7 @@ def test_dots_in_a_path_lead_nowhere(server: Served, target: str) -> None:
     assert server.ask(target).status == 404
 
 
-@pytest.mark.parametrize("name", ["", "good\0", "\0", "good\r\nx: y", "x" * 1001, "\udcff"])
+@pytest.mark.parametrize("name", ["", "good\0", "\0", "good\r\nx: y", "x" * 1001, "x" * 9000, "\udcff"])
 def test_names_that_can_be_none_are_bad_questions(server: Served, name: str) -> None:
     quoted = urllib.parse.quote(name, safe="", errors="surrogateescape")
     expected = 404 if name == "\udcff" else 400  # a byte that is no UTF-8 arrives as a replacement character
@@ -173,11 +154,14 @@ def test_links_are_followed_within_the_folder_only(tmp_path: Path) -> None:
     (other / "rollouts" / "step_000001.parquet").symlink_to(elsewhere / "rollouts" / "step_000001.parquet")
     with serving(runs) as served:
         content = served.ask("/api/runs").json
-        assert [line["name"] for line in content["runs"]] == ["good"]
-        assert content["led_out"] == 4  # out, up, odd, other
-        asked = {n: served.ask(f"/api/bundle?{named(n)}").status for n in ("good", "latest", "out", "up/secret", "odd")}
-        assert asked == {"good": 200, "latest": 200, "out": 404, "up/secret": 404, "odd": 404}
-        assert served.ask("/api/groups?run=other&step=1").status == 404
+        assert sorted(line["name"] for line in content["runs"]) == ["good", "odd", "other"]
+        assert content["led_out"] == 2  # out, up
+        asked = {n: served.ask(f"/api/bundle?{named(n)}").status for n in ("good", "latest", "out", "up/secret")}
+        assert asked == {"good": 200, "latest": 200, "out": 404, "up/secret": 404}
+        notes = served.ask("/api/bundle?run=odd").json["runs"][0]["notes"]
+        assert notes == ["log.txt cannot be read: it is a link that leads out of the run."]
+        assert served.ask("/api/groups?run=other&step=1").status == 503
+        assert served.ask("/api/groups?run=other&step=2").status == 200
         assert served.ask("/run/round").status == 404
 
 
@@ -209,10 +193,6 @@ def test_questions_have_bounds(server: Served, query: str) -> None:
     reply = server.ask(f"/api/{query}")
     assert reply.status == 400
     assert re.search("expected|missing", reply.json["error"])
-
-
-def test_a_very_long_address_is_refused(server: Served) -> None:
-    assert server.ask("/api/bundle?run=" + "x" * 9000).status == 414
 
 
 def test_what_is_not_there_says_so_without_a_path(server: Served, runs: Path) -> None:
