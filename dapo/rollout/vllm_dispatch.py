@@ -172,7 +172,6 @@ class Dispatcher:
             self._sent += 1
             flight = _Flight(request, f"{self._name}-{self._sent}", self.clock)
             self.flights[request.key] = flight
-            self.counts["prefill_tokens"] += len(sequence_of(request))
             flight.task = self._start(self._fly(flight))
 
     async def _fly(self, flight: _Flight) -> None:
@@ -201,8 +200,10 @@ class Dispatcher:
         (finish, reason), made = answer.ended(), answer.finite
         self.clock = max(self.clock, flight.started + made)
         self.counts["generated_tokens"] += made
-        changes = np.flatnonzero(np.diff(versions[:made])) + 1  # what stood before each was computed anew
-        self.counts["prefill_tokens"] += int((len(sequence_of(flight.request)) + changes).sum())
+        if len(versions):  # else it never ran
+            changes = np.flatnonzero(np.diff(versions[:made])) + 1  # what stood before each was computed anew
+            starts = len(sequence_of(flight.request)) + np.concatenate([[0], changes])
+            self.counts["prefill_tokens"] += int(starts.sum()) - answer.cached
         arrays = (answer.token_ids[:made], answer.logprobs[:made], versions[:made])
         return self._end(SampleEvent(flight.request.key, *arrays, finish=finish, tick=self.clock, reason=reason))
 

@@ -6,7 +6,7 @@ import json
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -265,6 +265,7 @@ class ServerResponse:
     labels: tuple[tuple[str, int, int], ...]  # (label of the weights, from token, to token)
     finish: str
     complete: bool = False  # with a stop string
+    cached: int = 0  # tokens before the first new one that the server had computed already, where it tells
 
     @classmethod
     def read(cls, payload: Any) -> ServerResponse:
@@ -280,6 +281,8 @@ class ServerResponse:
             numbers = [math.nan if entry["logprob"] is None else float(entry["logprob"]) for entry in content]
             spans = tuple((str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ())
             finish = str(choice["finish_reason"])
+            details = (payload.get("usage") or {}).get("prompt_tokens_details") or {}
+            cached = operator.index(details.get("cached_tokens") or 0)
         except (KeyError, IndexError) as error:
             raise ValueError(f"an answer without {error}") from error
         except (TypeError, AttributeError, OverflowError) as error:
@@ -291,7 +294,7 @@ class ServerResponse:
             raise ValueError(f"weight_versions {spans} do not cover the {len(tokens)} tokens one after the other")
         logprobs = np.asarray(numbers, dtype=np.float32)
         logprobs[logprobs <= _NOT_FINITE] = np.nan
-        return cls(tokens, logprobs, spans, finish)
+        return cls(tokens, logprobs, spans, finish, cached=cached)
 
     def up_to_stop(self, request: SampleRequest, strings: StopStrings | None) -> ServerResponse:
         """Cut the answer after its first stop string, as every engine ends it. A server without a tokenizer goes on to
@@ -300,7 +303,8 @@ class ServerResponse:
         if count is None:
             return self
         labels = tuple((label, start, min(end, count)) for label, start, end in self.labels if start < count)
-        return ServerResponse(self.token_ids[:count], self.logprobs[:count], labels, "stop", complete=True)
+        ids, logprobs = self.token_ids[:count], self.logprobs[:count]
+        return replace(self, token_ids=ids, logprobs=logprobs, labels=labels, finish="stop", complete=True)
 
     def ended(self) -> tuple[FinishReason, str | None]:
         """How the response ended, and why where it failed."""

@@ -66,9 +66,9 @@ QUICK = ("rewards=[{name: accuracy, kind: environment}]", "rollout.max_response_
          "algorithm.dynamic_sampling.cap.groups=40", "rollout.slots=20")  # fmt: skip
 
 
-def recipe(folder: Path) -> str:
+def recipe(folder: Path, **model: int) -> str:
     (folder / "my_agent.py").write_text(AGENT)
-    return write_recipe(folder, SECTION).name
+    return write_recipe(folder, SECTION, **model).name
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +95,10 @@ def test_a_plain_pass_over_each_row_gives_the_recorded_log_probabilities(whole):
     assert assert_rows_recomputed(whole) > 100
 
 
-def assert_rows_recomputed(folder: Path) -> int:
+def assert_rows_recomputed(folder: Path, run: str = "run") -> int:
     """A plain pass with the first weights gives what was recorded of their tokens, in nats; returns how many."""
     loaded, compared = load_model(folder / "model", attention_mode="padded"), 0
-    for row in read_rollouts(folder / "run/rollouts").to_pylist():
+    for row in read_rollouts(folder / run / "rollouts").to_pylist():
         if max(row["versions"]) > 0:
             continue
         starts = [turn for turn in row["turns"] if turn["prompt_ids"] is not None]

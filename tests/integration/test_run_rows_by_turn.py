@@ -47,7 +47,7 @@ SETTINGS = (
 )
 
 
-def recipe(folder: Path) -> tuple[str, list[str]]:
+def recipe(folder: Path, **model: int) -> tuple[str, list[str]]:
     """Thinking ends with one letter, so that a model of random weights closes it at times.
 
     Of earlier turns the template shows what follows the thinking, and the end of one whose thinking was never closed.
@@ -59,7 +59,7 @@ def recipe(folder: Path) -> tuple[str, list[str]]:
         f"{{%- if message.role == 'assistant' and not loop.last -%}}{{%- set content = {shown} -%}}{{%- endif -%}}"
     )
     coder.chat_template = coder.chat_template.replace(given, given + rewrites)
-    path = write_recipe(folder, SECTION, vocabulary=len(coder))
+    path = write_recipe(folder, SECTION, vocabulary=len(coder), **model)
     coder.save_pretrained(folder / "model")
     (folder / "my_talk.py").write_text(TALK)
     return path.name, [f"rollout.stop_token_ids=[{coder.eos_token_id}, 65, 66, 67, 68]", "data.thinking.close='a'"]
@@ -82,8 +82,13 @@ def test_the_books_balance(whole):
 
 def test_a_plain_pass_over_each_turn_gives_the_recorded_log_probabilities(whole):
     """Prompts are the recorded ones, and those are what the template writes."""
-    coder, table = tokenizer("qwen3"), read_rollouts(whole / "run/rollouts").to_pylist()
-    loaded = load_model(whole / "model", attention_mode="padded")
+    assert assert_turns_recomputed(whole) > 200
+
+
+def assert_turns_recomputed(folder: Path, run: str = "run") -> int:
+    """A plain pass with the first weights gives what was recorded of their tokens, in nats; returns how many."""
+    coder, table = tokenizer("qwen3"), read_rollouts(folder / run / "rollouts").to_pylist()
+    loaded = load_model(folder / "model", attention_mode="padded")
     rewritten = compared = 0
     for row in table:
         if max(row["versions"]) > 0:
@@ -99,8 +104,8 @@ def test_a_plain_pass_over_each_turn_gives_the_recorded_log_probabilities(whole)
             compared += len(ids)
             before = row["token_ids"][: turn["first"]]
             rewritten += bool(before) and coder.decode(before[:5]) not in coder.decode(turn["prompt_ids"])
-    assert compared > 200
     assert rewritten > 5
+    return compared
 
 
 def test_the_token_view_joins_the_parts(whole):

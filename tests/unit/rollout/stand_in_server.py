@@ -63,6 +63,7 @@ class StandIn:
         self.faults: list[tuple[str, int]] = []  # (route, status instead of an answer; 0: the connection is lost)
         self.unasked_aborts = 0
         self.logprob: float | None = None  # of the fourth token
+        self.cached: int | None = None  # tokens of each prompt that it says it had computed already
         self.turn = threading.Lock()  # requests are answered by threads, and each fault is for one of them
         self.ill = False
         held = held_port()
@@ -273,7 +274,8 @@ class StandIn:
                 {"token_id": t, "logprob": -0.1 - 2.0 * t / scale} for t in (sampled, *range(wanted))
             ][:wanted]
         choice = {"token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish}
-        return 200, {"choices": [choice | {"weight_versions": spans}]}
+        told = {} if self.cached is None else {"usage": {"prompt_tokens_details": {"cached_tokens": self.cached}}}
+        return 200, {"choices": [choice | {"weight_versions": spans}], **told}
 
     def made(self) -> tuple[str, float]:
         """Label and log-probability of a token made now; a cache of other weights spoils the number."""

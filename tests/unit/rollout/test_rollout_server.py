@@ -106,6 +106,19 @@ def test_no_more_than_slots_are_at_the_server_at_once(make, help):
     assert stats["prefill_tokens"] == sum(len(body["token_ids"]) for body in server.generated)
 
 
+def test_what_the_server_had_computed_is_no_prefill_and_neither_is_what_never_ran(make, help):
+    server, engine = make(slots=2)
+    server.cached = 2
+    engine.submit([help.request(g, prompt_ids=[3, 4, 5, 6, 7], max_tokens=4) for g in range(3)])
+    drain(engine, 3)
+    assert engine.stats()["prefill_tokens"] == 3 * (5 - 2)
+    server.hold, server.partial = True, 0
+    engine.submit([help.request(g, prompt_ids=[3, 4, 5], max_tokens=4) for g in range(3)])
+    wait_for(lambda: len(server.generated) == 5)
+    assert len(engine.abort()) == 3
+    assert engine.stats()["prefill_tokens"] == 3 * (5 - 2)
+
+
 def test_the_clock_grows_with_every_poll_that_returns_something(make, help):
     server, engine = make()
     seen = [engine.clock]

@@ -1,0 +1,106 @@
+"""Agents and rows by turn over vLLM, in the process and as a server: what trains is what vLLM drew."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_run_agent as agent
+import test_run_rows_by_turn as by_turn
+from server_process import Server
+from small_run import assert_every_token_has_a_fate, assert_none_lost_or_doubled, dapo
+
+from dapo.observe.metrics import read_metrics
+from dapo.observe.rollouts import read_rollouts
+from dapo.rollout.vllm import VllmEngine
+from dapo.rollout.vllm_server import ServerEngine
+from dapo.types.batch import MODEL, Key
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+
+STEPS = 3
+
+
+class Drawn:
+    """Tokens that an engine returned, by response, in their order."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.tokens: dict[Key, list[int]] = defaultdict(list)
+        for engine in (VllmEngine, ServerEngine):
+            for name in ("poll", "abort"):
+                patch.setattr(engine, name, self._noting(getattr(engine, name)))
+
+    def _noting(self, own):
+        def noting(*args, **options):
+            events = own(*args, **options)
+            for event in events:
+                self.tokens[event.key] += event.token_ids.tolist()
+            return events
+
+        return noting
+
+
+@pytest.fixture(scope="module", params=["agent", "turns"])
+def started(request, tmp_path_factory) -> tuple[str, Path, list[str]]:
+    """What is played, its folder, and the command that trains on it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "agent":
+        return "agent", folder, [agent.recipe(folder, heads=2), *agent.QUICK]
+    name, stops = by_turn.recipe(folder, heads=2)
+    return "turns", folder, [name, *by_turn.SETTINGS, *stops]
+
+
+@pytest.fixture(scope="module", params=["vllm", "vllm_server"])
+def played(request, started):
+    """Such a run of a few steps over an engine."""
+    kind, folder, command = started
+    over = ["rollout.engine=vllm", "rollout.vllm.kv_cache_mib=64"]
+    server = None
+    if request.param == "vllm_server":
+        server = Server(str(folder / "model"), folder)
+        server.start()
+        over = ["rollout.engine=vllm_server", f"rollout.server.url={server.address}", "rollout.server.patience=900"]
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            drawn = Drawn(patch)
+            dapo("train", *command, *over, f"trainer.steps={STEPS}", f"run.name={request.param}", cwd=folder)
+    finally:
+        if server is not None:
+            server.kill()
+    return kind, folder, folder / request.param, drawn.tokens
+
+
+def test_rows_hold_the_tokens_that_vllm_drew(played):
+    _, _, run, drawn = played
+    compared = 0
+    for row in read_rollouts(run / "rollouts").to_pylist():
+        own = [row["token_ids"][turn["first"] : turn["stop"]] for turn in row["turns"] if turn["who"] == MODEL]
+        assert drawn[Key("train", row["group"], row["sample"])] == [token for turn in own for token in turn]
+        compared += len(own) > 1
+    assert compared > 20
+
+
+def test_the_learner_agrees_with_vllm_on_every_token(played):
+    """The sync check, the learner's own pass over the rows, and a plain pass with the first weights."""
+    kind, folder, run, _ = played
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["step"]]
+    assert len(rows) == STEPS
+    for row in rows:
+        assert row["train/sync_gap"] < 1e-4
+        assert row.get("train/gap_max_current", 0.0) < 1e-3  # absent where only carried groups trained
+    recomputed = agent.assert_rows_recomputed if kind == "agent" else by_turn.assert_turns_recomputed
+    assert recomputed(folder, run.name) > 100
+
+
+def test_the_books_balance_and_prefill_is_what_vllm_computed(played):
+    kind, _, run, _ = played
+    assert_none_lost_or_doubled(run, STEPS)
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["step"]]
+    assert_every_token_has_a_fate(rows)
+    for row in rows:
+        assert row["sampling/prefill_tokens"] > 0
+        assert np.isfinite(row["environment/prefill_ratio"])
+        if kind == "turns":  # prompts of several blocks that begin as the turn before: vLLM has most of them
+            assert row["environment/prefill_ratio"] < 1
