@@ -36,7 +36,7 @@ class Setting:
     """One comparison. ``steps`` are rollout batches, the first of which is not counted."""
 
     name: str
-    model: str  # ``warm``: the quickstart's start; ``rambler``: its heavy-tailed sister; ``random``: 3.4 million random
+    model: str  # ``warm``: the quickstart's start; ``rambler``: its heavy-tailed sister; two with random weights
     max_response_tokens: int
     cache_length: int
     learning_rate: float
@@ -54,8 +54,10 @@ SETTINGS = (
     Setting("quickstart", "warm", 32, 12, 5e-4, steps=8),
     # Most responses are as short as above, a few go on to the limit. The learning rate is too small to change that.
     Setting("tail", "rambler", 256, 64, 1e-7, steps=3),
-    # A random model ends a response with probability about 1/80 at each token: lengths from 1 to 256, mean about 75.
+    # 3.4 and 25 million parameters. A random model ends a response with probability about 1/80 at each token: lengths
+    # from 1 to the limit, mean about 75 and 65.
     Setting("3m-tail", "random", 256, 64, 1e-7, steps=2, prompts=16, minibatches=4, reward="pattern"),
+    Setting("25m-tail", "large", 128, 32, 1e-7, steps=2, prompts=8, group_size=8, minibatches=2, reward="pattern"),
 )
 
 
@@ -100,6 +102,9 @@ def make_models(wanted: set[str], scratch: Path, threads: int) -> dict[str, Path
         "rambler": lambda: ensure_builtin_model("builtin/signed-sum-rambler", cache),
         "random": lambda: make_tiny_model(
             scratch / "random", hidden=256, layers=4, ffn=768, seed=1, initializer_range=0.02
+        ),
+        "large": lambda: make_tiny_model(
+            scratch / "large", hidden=512, layers=8, heads=8, kv_heads=8, ffn=1536, seed=1, initializer_range=0.02
         ),
     }
     return {name: make[name]() for name in wanted}
