@@ -169,9 +169,9 @@ def _engine_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield "no server was asked anything; a run asks first of all"
 
 
-# Parameters up to which the embedded engine was the faster one on a CPU thread (benchmarks/results/engines.md): at 3.4
-# million with every length, at 27 million with short responses alone.
-EMBEDDED_AHEAD, EMBEDDED_EVEN = 3_400_000, 27_000_000
+EMBEDDED_AHEAD = 120_000_000
+"""Parameters up to which the embedded engine was faster than vLLM on a CPU thread (benchmarks/results/engines.md and
+processor.md)."""
 
 
 def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
@@ -179,16 +179,11 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     engine, size = engine_kind(recipe), facts.parameters
     if engine not in ("embedded", "vllm"):
         return
-    if size <= EMBEDDED_AHEAD:
-        cpu = "the embedded engine was faster"
-    elif size <= EMBEDDED_EVEN:
-        cpu = "both were about even, vLLM ahead with long responses"
-    else:
-        cpu = "nothing as large was measured; vLLM was ahead from 27 million parameters with long responses"
+    cpu = "the embedded engine was faster" if size <= EMBEDDED_AHEAD else "nothing as large was measured"
     yield f"known, on a CPU thread, {size:,} parameters: {cpu} (docs/engines.md)"
     if recipe.model.device == "cpu":
         return
-    move = "; take rollout.engine=vllm first at this size" if engine == "embedded" and size > EMBEDDED_EVEN else ""
+    move = "; take rollout.engine=vllm first at this size" if engine == "embedded" and size > EMBEDDED_AHEAD else ""
     yield f"not known: which is faster on a GPU at any size; `make gpu` measures both and the GPU's bound{move}"
 
 
