@@ -117,6 +117,7 @@ def assert_rows_recomputed(folder: Path) -> int:
     return compared
 
 
+@pytest.mark.whole
 def test_a_resumed_run_of_an_agent_that_repeats_itself_ends_in_the_same_numbers(whole, tmp_path):
     dapo("train", recipe(tmp_path), *QUICK, "trainer.steps=2", cwd=tmp_path)
     assert read_metrics(tmp_path / "run/metrics.jsonl")[-1]["groups/unfinished"] > 0

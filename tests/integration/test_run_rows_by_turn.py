@@ -123,6 +123,7 @@ def test_the_token_view_joins_the_parts(whole):
     assert seen > 50
 
 
+@pytest.mark.whole
 def test_a_resumed_run_ends_in_the_same_numbers(whole, tmp_path):
     name, stops = recipe(tmp_path)
     dapo("train", name, *SETTINGS, *stops, "trainer.steps=2", cwd=tmp_path)
@@ -146,6 +147,7 @@ def test_conversations_are_written_by_turn(whole):
     assert '"role": "tool"' in (whole / "said.jsonl").read_text()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("ratio", "tokens", "code"), [("sequence", 4096, 0), ("sequence", 64, 1), ("token", 64, 0)])
 def test_a_sequence_ratio_needs_an_episode_in_one_pass(tmp_path, ratio, tokens, code):
     name, stops = recipe(tmp_path)

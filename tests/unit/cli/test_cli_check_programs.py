@@ -37,6 +37,7 @@ def need_a_sandbox() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.whole
 def test_gold_solutions_are_right_and_an_early_exit_is_not(tmp_path: Path) -> None:
     need_a_sandbox()
     rewards = [{"kind": "code", "timeout": 20.0}]

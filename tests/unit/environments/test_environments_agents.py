@@ -12,6 +12,7 @@ import pytest
 from episode_requests import PROMPT, STOPS, drain, requests
 from number_engine import NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, WordSpeech
+from quick import quick
 
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.worker import Load
@@ -74,6 +75,7 @@ def shown(made):
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("agent", ["chain", "waits"])
 def test_64_agents_at_once_whose_conversations_grow_make_one_row_each(mailbox, agent):
     for made in played(mailbox, agent, count=64, slots=16):
@@ -144,6 +146,7 @@ def test_clients_are_served_or_refused_with_a_reason(mailbox, agent):
     played(mailbox, agent)
 
 
+@pytest.mark.whole
 def test_64_agents_at_once_that_abuse_the_endpoint_are_served(mailbox):
     played(mailbox, "abuses", count=64, slots=16, timeout=200.0)
 
@@ -155,6 +158,7 @@ def test_a_limit_of_turns_refuses_what_comes_and_takes_the_last_score(mailbox):
         assert sum(turn.who == MODEL for turn in response.completion.turns) == 3
 
 
+@pytest.mark.whole
 def test_last_words_that_do_not_come_end_an_episode_at_its_limit_also_where_calls_have_less_time_than_these(mailbox):
     for response in drain(mailbox("overruns", max_turns=1, timeout=3.0), requests(4, limit=200)).values():
         assert (response.completion.ended, response.completion.scores, response.reason) == ("turns", {}, None)
@@ -223,7 +227,9 @@ def test_an_agent_bounds_its_turns_within_those_of_the_recipe(mailbox):
     assert max(second for _, second in lengths) == 12  # max_turn_tokens
 
 
-@pytest.mark.parametrize(("agent", "turns"), [("chain", 1), ("others", 1), ("bounds", 0), ("bounds", 1)])
+@pytest.mark.parametrize(
+    ("agent", "turns"), quick([("chain", 1), ("others", 1), ("bounds", 0), ("bounds", 1)], [("chain", 1)])
+)
 def test_an_episode_taken_back_is_played_again_after_a_kill(mailbox, agent, turns):
     """Also in the middle of a turn."""
     whole = {n: content(one) for n, one in drain(mailbox(agent), requests(4, limit=200)).items()}

@@ -172,6 +172,7 @@ def p_of_the_greatest_gap(left, right, rounds=500):
     return (1 + sum(gap(random.permutation(first)) >= found for _ in range(rounds))) / (1 + rounds)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("seed", [2, 3])
 def test_the_lengths_that_train_are_distributed_as_those_that_are_accepted(tmp_path, seed):
     """At S = 2, against groups that the run never saw. Dropping what is too old is caught: it favours short answers."""

@@ -198,6 +198,7 @@ def test_seeds_of_one_recipe_make_a_band(tmp_path, make_run):
     assert bundle["bands"][runs[0].family]["train/entropy"]["steps"] == list(range(1, 13))
 
 
+@pytest.mark.whole
 def test_many_runs_share_the_budget(tmp_path, make_run):
     runs = [read_run(make_run(tmp_path / f"run{n}", steps=400, parts="spans")) for n in range(6)]
     bundle = bundle_of(runs, live=False, budget=Budget(points=300, spans=6000))

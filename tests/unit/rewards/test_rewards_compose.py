@@ -200,6 +200,7 @@ BAD = {
 }
 
 
+@pytest.mark.whole
 def test_misbehaviour_is_unscored_with_its_reason_and_harms_no_neighbour(make: Any) -> None:
     """All kinds in one queue, each between good responses: only the bad ones are unscored."""
     scorer = make(Reward(kind="function", function=OBEY, timeout=2), workers=2)

@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     ("order", "reason"),
     [
         ("huge header", "crash: something that is no answer came from the worker (a message of 2147483648 bytes"),
-        ("half a message", "timeout"),
+        pytest.param("half a message", "timeout", marks=pytest.mark.whole),
         ("evil pickle", "crash: something that is no answer came from the worker (1 faults in a message"),
         ("not json", "crash: something that is no answer"),
         ("brackets", "crash: something that is no answer"),
@@ -74,12 +74,14 @@ def test_writing_to_the_connection_loses_one_verdict(make: Any, order: str, reas
     assert "PWNED_DRIVER" not in os.environ
 
 
+@pytest.mark.whole
 def test_a_clock_that_runs_ahead_does_not_lift_the_time_limit(make: Any) -> None:
     scores = score_all(make(timeout=2.0), ["future", "hang"])
     assert scores[0].reward == 1.0
     assert scores[1].reason == "timeout: no answer within 2 s"
 
 
+@pytest.mark.whole
 def test_a_worker_that_does_not_read_holds_up_nobody(make: Any) -> None:
     """Batches far beyond what a socket holds go to a stopped process; its items fail by their time limit."""
     scorer = make(timeout=2.0)
@@ -269,6 +271,7 @@ def survivors(folder: Path) -> int:
     return sum(map(alive, family(folder)))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("order", ["hang", "hang in c"])
 def test_elsewhere_children_of_a_stuck_worker_end_with_it(
     make: Any, with_family: Path, order: str, elsewhere: None
@@ -329,6 +332,7 @@ def test_output_stops_at_its_limit(make: Any, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "rewards.txt").read_bytes() == written
 
 
+@pytest.mark.whole
 def test_a_module_that_hangs_at_import_is_told_and_then_refused(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dapo.cli.main import main
 from dapo.config import load_recipe
 from dapo.errors import DapoError, RecipeError
+from dapo.models.tiny import make_tiny_model
 from dapo.run import train
 from dapo.run.here import lacking
 
@@ -92,7 +93,7 @@ def test_an_engine_that_is_none(name: str, folder: Path, capsys: pytest.CaptureF
 def test_an_engine_whose_factory_makes_none(folder: Path) -> None:
     """What a function returns is seen when it is called: before the first step."""
     (folder / "engine_to_check.py").write_text("def make(context): return object()\n")
-    small = ["rollout.engine=engine_to_check:make", "model.path=builtin/signed-sum-test"]
+    small = ["rollout.engine=engine_to_check:make", f"model.path={make_tiny_model(folder / 'model')}"]
     with pytest.raises(DapoError, match=r"rollout\.engine: engine_to_check:make .* no submit"):
         train(load_recipe("quickstart", small))
     sys.modules.pop("engine_to_check", None)
