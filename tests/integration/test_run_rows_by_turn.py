@@ -73,6 +73,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.whole
 def test_the_books_balance(whole):
     assert_none_lost_or_doubled(whole / "run", 3)
     rows = [row for row in read_metrics(whole / "run/metrics.jsonl") if row["step"]]
@@ -80,6 +81,7 @@ def test_the_books_balance(whole):
     assert all(row["environment/turns_mean"] > 2 for row in rows if row["groups/finished"])
 
 
+@pytest.mark.whole
 def test_a_plain_pass_over_each_turn_gives_the_recorded_log_probabilities(whole):
     """Prompts are the recorded ones, and those are what the template writes."""
     coder, table = tokenizer("qwen3"), read_rollouts(whole / "run/rollouts").to_pylist()
@@ -103,6 +105,7 @@ def test_a_plain_pass_over_each_turn_gives_the_recorded_log_probabilities(whole)
     assert rewritten > 5
 
 
+@pytest.mark.whole
 def test_the_token_view_joins_the_parts(whole):
     """Learner and sampler agree at the model's tokens; replies have no numbers."""
     seen = 0
@@ -142,6 +145,7 @@ def test_the_check_shows_the_rows_and_append_is_refused_with_this_move(tmp_path)
     assert "`environment.rows: turns`" in append.stdout
 
 
+@pytest.mark.whole
 def test_conversations_are_written_by_turn(whole):
     dapo("rollouts", "run", "--format", "messages", "--out", "said.jsonl", cwd=whole)
     assert '"role": "tool"' in (whole / "said.jsonl").read_text()

@@ -47,6 +47,7 @@ def recipe(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         "  prompt: raw\n"
         "rollout: {prompts_per_step: 4, group_size: 2, max_response_tokens: 50}\n"
         "learner: {minibatch_prompts: 2}\ntrainer: {steps: 10}\nvalidation: {every: 5, samples: 3}\n"
+        "rewards: [{name: accuracy, kind: exact}]\n"  # which needs no process, as math does
     )
     return file
 

@@ -53,6 +53,7 @@ def test_two_ranks_that_share_rows_are_one_process(stages, folder, case):
     assert_equal(found, alone(folder / "qwen3", "float64", case), EXACT)
 
 
+@pytest.mark.whole
 def test_the_driver_asks_one_of_those_that_share_rows(stages, folder):
     """The route of a run: what a driver hands out, and puts together."""
     recipe = {"path": str(folder / "qwen3"), "device": "cpu", "attention": "packed"}

@@ -136,7 +136,9 @@ def pool_of(transport, *sizes):
     return EnginePool(transport, specs(*sizes), GATE, turn_steps=4, lockstep=True, limits=limits, now=lambda: 0.0)
 
 
-@pytest.mark.parametrize("sizes", [(6,), (3, 5)], ids=["one engine", "two engines"])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param((6,), marks=pytest.mark.whole), (3, 5)], ids=["one engine", "two engines"]
+)
 @pytest.mark.parametrize("method", quick(["turn", "abort", "load", "checksums"], ["abort", "load", "checksums"]))
 def test_with_a_number_of_turns_nothing_tells_that_an_engine_was_lost(method, sizes):
     """Whenever it is lost: responses that crossed a change of weights are made again with the right weights."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_folders import HOSTILE, make_group, make_prompt
+from quick import quick
 
 from dapo.observe.rollouts import write_rollouts
 from dapo.observe.samples import Sample
@@ -70,7 +71,7 @@ def test_what_matters_most_comes_first(tmp_path, make_run):
     assert [g["step"] for g in kept] == sorted(g["step"] for g in kept)
 
 
-@pytest.mark.parametrize("limit", [20_000, 60_000, 200_000])
+@pytest.mark.parametrize("limit", quick([20_000, 60_000, 200_000], [60_000]))
 def test_the_bytes_are_kept(tmp_path, make_run, limit):
     run = read_run(make_run(tmp_path / "run", steps=30, text=noise))
     rollouts, _ = choose_rollouts(run, [], limit)
@@ -223,6 +224,7 @@ def bundle_in(html):
     return json.loads(gzip.decompress(base64.b64decode(block[1])))
 
 
+@pytest.mark.whole
 def test_the_report_on_disk(tmp_path, make_run):
     folder = make_run(tmp_path / "run", text=lambda s, n, g: HOSTILE)
     written = write_report([read_run(folder)], tmp_path / "out")

@@ -331,6 +331,7 @@ def children(scorer: CompositeScorer) -> list[int]:
     return [worker.process.pid for worker in scorer._pool._workers]
 
 
+@pytest.mark.whole
 def test_workers_are_lazy_and_end_at_close(make: Any) -> None:
     scorer = make(Reward())
     assert children(scorer) == []

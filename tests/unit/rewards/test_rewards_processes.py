@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from processes import alive
+from quick import quick
 from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
@@ -185,7 +186,7 @@ def with_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("order", ["hang", "hang in c", "crash", "segfault", "evil pickle"])
+@pytest.mark.parametrize("order", quick(["hang", "hang in c", "crash", "segfault", "evil pickle"], ["hang", "crash"]))
 def test_children_end_with_their_worker(make: Any, with_family: Path, order: str) -> None:
     """Also those in sessions of their own, and those whose parent is gone."""
     scorer = make("parent:score", timeout=2.0)
@@ -204,7 +205,7 @@ def test_children_end_with_the_run(make: Any, with_family: Path) -> None:
     assert not any(map(alive, family(with_family)))
 
 
-@pytest.mark.parametrize("order", ["one", "hang in c"])
+@pytest.mark.parametrize("order", quick(["one", "hang in c"], ["one"]))
 def test_workers_and_their_children_die_with_a_killed_driver(with_family: Path, order: str) -> None:
     code = f"""
 import sys, time; sys.path.insert(0, {str(HERE)!r})

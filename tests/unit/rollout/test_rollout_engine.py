@@ -86,7 +86,7 @@ def test_truncated_logprobs_are_renormalised(kind, model, help, monkeypatch):
             assert event.logprobs[t] == pytest.approx(float(expected), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick(KINDS, ["fused"]))
 def test_tokens_do_not_depend_on_slots_order_or_company(kind, model, help, monkeypatch):
     loaded = model("qwen3")
     requests = [help.request(g, i, max_tokens=5 + 7 * g) for g in range(5) for i in range(4)]

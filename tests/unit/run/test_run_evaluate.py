@@ -67,6 +67,7 @@ def test_every_answer_is_kept_and_a_later_model_is_compared_with_them(models, tm
     assert difference["high"] > 0
 
 
+@pytest.mark.whole
 def test_two_models_are_asked_the_same(models, capsys):
     loaded = recipe(models[0], data=["task:signed_sum"])
     against = Subject(*recipe_against(loaded.recipe, str(models[1])))
