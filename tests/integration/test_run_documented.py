@@ -179,6 +179,7 @@ def score(prompt, completion):
 """
 
 
+@pytest.mark.whole
 def test_all_hooks_of_a_researcher_together(tmp_path):
     (tmp_path / "mine.py").write_text(HOOKS)
     recipe = write_recipe(tmp_path)

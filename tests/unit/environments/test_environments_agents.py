@@ -168,6 +168,7 @@ def test_last_words_that_do_not_come_end_an_episode_at_its_limit_also_where_call
         assert (response.completion.ended, response.completion.scores, response.reason) == ("turns", {}, None)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("agent", "reason"),
     [
@@ -188,10 +189,10 @@ def test_an_agent_that_fails_costs_one_response(mailbox, agent, reason):
     ("more", "scores", "reason"),
     [
         ("print(1)", {"accuracy": 1.0}, None),
-        ("print(json.dumps({'accuracy': 0.5}))", {"accuracy": 0.5}, None),
-        ("print('good')", {}, "exception: AgentFailed: the last line of"),
+        pytest.param("print(json.dumps({'accuracy': 0.5}))", {"accuracy": 0.5}, None, marks=pytest.mark.whole),
+        pytest.param("print('good')", {}, "exception: AgentFailed: the last line of", marks=pytest.mark.whole),
         ("sys.exit('no luck')", {}, "exception: AgentFailed:"),
-        ("print('y' * 1_000_000); print(1)", {"accuracy": 1.0}, None),
+        pytest.param("print('y' * 1_000_000); print(1)", {"accuracy": 1.0}, None, marks=pytest.mark.whole),
     ],
 )
 def test_a_program_plays_too(mailbox, tmp_path, more, scores, reason):
@@ -202,6 +203,7 @@ def test_a_program_plays_too(mailbox, tmp_path, more, scores, reason):
         assert (response.reason is None) if reason is None else response.reason.startswith(f"environment: {reason}")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("where", "name"), [("stdout", "output"), ("stderr", "errors")])
 def test_a_program_that_floods_is_ended(mailbox, tmp_path, where, name):
     flood = f"open({str(tmp_path)!r} + '/' + str(os.getpid()), 'w')\nwhile True: print('y' * 999, file=sys.{where})"
@@ -255,6 +257,7 @@ def begun_turns(request):
     return 1 + sum(turn.who == MODEL for turn in (() if request.prefix is None else request.prefix.turns))
 
 
+@pytest.mark.whole
 def test_an_agent_that_asks_otherwise_when_it_is_played_again_starts_anew(mailbox, caplog):
     first = mailbox("moody")
     first.submit(requests(4, limit=200), lambda key: PROMPT)

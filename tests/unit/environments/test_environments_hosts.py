@@ -13,6 +13,8 @@ from dapo.errors import EpisodeError
 from dapo.processes.local import ProcessTransport
 from dapo.types.environment import Abilities
 
+pytestmark = pytest.mark.whole
+
 ABLE = Abilities(opens=True, ends=False, restores=False, role="user")
 
 
@@ -81,7 +83,6 @@ def test_a_dropped_question_is_never_answered(players):
     assert subject.poll(0.1) == []
 
 
-@pytest.mark.whole
 def test_a_bad_environment_costs_its_own_response_in_a_process_too(players, tmp_path):
     subject = players(load("Bad", timeout=20.0), transport=ProcessTransport(None), output=tmp_path / "environment.txt")
     bad, fine = ask(subject, question(0, turn="a", answer="exit"), question(1, turn="a", answer="good"))

@@ -141,10 +141,10 @@ def test_a_class_keeps_a_state_and_has_tools_of_its_own(pool):
     [
         pytest.param("hang", "timeout: no answer within 2 s", marks=pytest.mark.whole),
         ("exit", "crash: the process ended"),
-        ("sys.exit", "exception: SystemExit"),
+        pytest.param("sys.exit", "exception: SystemExit", marks=pytest.mark.whole),
         ("raise", "exception: ValueError: no, environments_for_tests.py line"),
-        ("memory", "exception: MemoryError"),
-        ("write", "crash: "),
+        pytest.param("memory", "exception: MemoryError", marks=pytest.mark.whole),
+        pytest.param("write", "crash: ", marks=pytest.mark.whole),
         ("nonsense", "reply: reward is no number"),
     ],
 )

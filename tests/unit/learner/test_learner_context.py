@@ -46,6 +46,7 @@ MODELS = {
 EXACT = 1e-12
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", quick(["uneven", "long prompts", "a rank without rows"], ["a rank without rows"]))
 def test_two_ranks_that_share_rows_are_one_process(stages, folder, case):
     """One key head for both ranks; a prompt so long that the first rank predicts nothing."""

@@ -86,6 +86,7 @@ def test_the_learner_of_this_process(local, check, tmp_path):
     check(local, tmp_path)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_a_learner_that_lives_elsewhere(apart, check, tmp_path):
     check(apart, tmp_path)

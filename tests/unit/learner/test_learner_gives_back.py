@@ -8,7 +8,6 @@ import torch.distributed as dist
 from inline_transport import InlineTransport
 from learner_here import LearnerHere, learner_apart
 from learner_rows import make_rows
-from quick import quick
 from rank_stage import Stage
 
 from dapo.algorithms.objective import clip_objective
@@ -20,6 +19,8 @@ from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, TokenRow
 from dapo.weights import broadcast, ipc
+
+pytestmark = pytest.mark.whole
 
 KINDS = ["in the driver", "through a folder", "in a process", "of ranks"]
 
@@ -60,7 +61,7 @@ def rows():
     return [TokenRow(row.group, row.prompt_ids, row.token_ids) for row in make_rows()]
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, KINDS[:1]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_publish_gives_back_before_the_engine_wakes(kind, stage, notes, tmp_path):
     """The first one, one after a step, and one after a checkpoint was loaded."""
     learner = make(kind, stage, tmp_path / "weights")
@@ -79,7 +80,7 @@ def test_a_publish_gives_back_before_the_engine_wakes(kind, stage, notes, tmp_pa
     assert notes == ["give back", "wake", "learned", "give back", "wake", "loaded", "give back", "wake"]
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, KINDS[2:]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_beside_a_wake_engine_gives_back(kind, stage, notes, tmp_path):
     """The sync check computes while the engine holds its cache."""
     learner = make(kind, stage, tmp_path / "weights")

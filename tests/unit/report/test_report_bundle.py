@@ -242,6 +242,7 @@ def test_the_report_on_disk(tmp_path, make_run):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_undrawn")
 def test_a_page_stays_below_its_limit(tmp_path, make_run):
     folder = make_run(tmp_path / "run", steps=2)

@@ -19,6 +19,7 @@ def everything(folder):
     }
 
 
+@pytest.mark.whole
 def test_one_run_has_its_report_in_its_folder_and_nothing_else_changes(tmp_path, make_run, capsys):
     folder = make_run(tmp_path / "my run")
     before = everything(folder)

@@ -103,7 +103,7 @@ def ask(folder, what):
     return 0
 
 
-@pytest.mark.parametrize("name", quick(PIPES, [*PIPES[:2], PIPES[4], PIPES[9]]))
+@pytest.mark.parametrize("name", quick(PIPES, [PIPES[0], PIPES[9]]))
 def test_nobody_waits_at_a_named_pipe(tmp_path, make_run, name):
     folder = make_run(tmp_path / "run", steps=3)
     (folder / name).unlink(missing_ok=True)

@@ -11,6 +11,8 @@ from serving import made, serving
 
 from dapo.report import patience, serve
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def served(tmp_path: Path):
@@ -92,7 +94,6 @@ def test_who_does_not_take_an_answer_is_dropped(served, impatient, monkeypatch):
         assert gone.is_set()
 
 
-@pytest.mark.whole
 def test_an_answer_may_take_longer_to_make(served, monkeypatch):
     """A connection that came later and is silent is dropped meanwhile."""
     monkeypatch.setattr(patience, "SECONDS", 2.0)  # of those dropped, too: they came later

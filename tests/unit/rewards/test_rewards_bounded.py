@@ -155,6 +155,7 @@ def test_the_last_finished_tag_counts(text: str, answer: str) -> None:
 # ---------------------------------------------------------------- judging
 
 
+@pytest.mark.whole
 def test_a_pattern_that_backtracks_without_end_costs_its_time_limit_and_no_more() -> None:
     hostile = "1+" * 40 + "!"
     for kind in ("regex", "exact"):

@@ -110,6 +110,7 @@ def test_signed_sum_scores_its_last_word(make: Any) -> None:
     assert score_all(in_worker, ["=6", "=7"], of)[0].reward == 1
 
 
+@pytest.mark.whole
 def test_task_reward_on_a_file_is_unscored_with_its_reason(make: Any) -> None:
     score = score_all(make(Reward(kind="task")), ["42"])[0]
     assert score.reason is not None
