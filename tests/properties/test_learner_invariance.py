@@ -37,7 +37,11 @@ OBJECTIVES = [
 REDUCTIONS = ["token_mean", "prompt_mean", "sequence_mean", "sequence_sum"]
 
 
-@pytest.fixture(scope="module", params=[{}, {"kv_heads": 1, "tied": False}], ids=["llama", "llama-gqa-untied"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param({}, marks=pytest.mark.whole), {"kv_heads": 1, "tied": False}],
+    ids=["llama", "llama-gqa-untied"],
+)
 def workers(tmp_path_factory, request):
     """Packed and padded workers with equal float64 weights that never move: only gradients are looked at."""
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=16, heads=2, ffn=24, **request.param)

@@ -109,6 +109,7 @@ def overlapped_worlds(draw):
     }
 
 
+@pytest.mark.whole
 @settings(max_examples=20, deadline=None)
 @given(world=overlapped_worlds())
 def test_no_trained_token_is_older_than_promised(world, tmp_path_factory):
@@ -217,7 +218,7 @@ def test_the_age_of_a_group_is_that_of_the_weights_at_its_dispatch(tmp_path):
 
 
 @pytest.mark.parametrize("turns", [0, 3, 9])
-@pytest.mark.parametrize("stop", quick([1, 2, 3, 5], [2, 5]))
+@pytest.mark.parametrize("stop", quick([1, 2, 3, 5], [2]))
 def test_a_resumed_run_is_the_uninterrupted_one(turns, stop, tmp_path):
     options = {"turns": turns, "steps": 6, "save_every": 1, "lag": 3, "capacity": 5}
     whole = make_overlapped(tmp_path / "whole", **options)

@@ -73,7 +73,7 @@ def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(
-    ("kind", "shares"), quick(product(KINDS, [True, False]), [("fused", False), *product(KINDS, [True])])
+    ("kind", "shares"), quick(product(KINDS, [True, False]), [("fused", False), ("fused", True), ("generic", True)])
 )
 def test_engines_of_this_process(kind, shares, check, fresh, monkeypatch):
     check(subject_of(kind, shares, fresh, monkeypatch))

@@ -29,9 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("setting", "package"),
     [
-        ("logging.trackers=[wandb]", "wandb"),
-        ("logging.trackers=[mlflow]", "mlflow"),
-        ("logging.trackers=[trackio]", "trackio"),
+        pytest.param("logging.trackers=[wandb]", "wandb", marks=pytest.mark.whole),
+        pytest.param("logging.trackers=[mlflow]", "mlflow", marks=pytest.mark.whole),
+        pytest.param("logging.trackers=[trackio]", "trackio", marks=pytest.mark.whole),
         ("logging.trackers.0={kind: wandb, project: mine}", "wandb"),
     ],
 )
