@@ -86,7 +86,7 @@ test: setup ## run the quick tests in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-whole: setup ## run the tests that make whole runs, in two processes
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "whole and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "whole and not slow and not cluster"
 
 test-slow: setup ## run the slow tests: every gold answer, longer runs
 	$(BIN)/python -m pytest -m "slow and not vllm"
