@@ -1,5 +1,5 @@
 # `make quickstart` trains a small model for real; `make check` and `make test` are what a commit must pass.
-# `make test` leaves out what is marked slow, gpu, vllm, browser, cluster, slurm, trackers or verifiers: each has a target of its own.
+# `make test` leaves out what is marked whole, slow, gpu, vllm, browser, cluster, slurm, trackers or verifiers: each has a target of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -58,7 +58,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart gpu test test-slow test-browser test-trackers test-verifiers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart gpu test test-whole test-slow test-browser test-trackers test-verifiers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -82,8 +82,11 @@ gpu: ## check and measure a CUDA GPU in nine minutes
 
 # In two processes, a file's tests in one of them. In the order of the folders: the long files of tests/integration come
 # early, so that no process is left with one of them while the other has nothing to do.
-test: setup ## run the default tests in two processes
+test: setup ## run the quick tests in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-whole: setup ## run the tests that make whole runs, in two processes
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "whole and not slow and not cluster"
 
 test-slow: setup ## run the slow tests: every gold answer, longer runs
 	$(BIN)/python -m pytest -m "slow and not vllm"

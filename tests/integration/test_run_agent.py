@@ -79,6 +79,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.whole
 def test_the_books_balance(whole):
     assert_none_lost_or_doubled(whole / "run", 3)
     rows = [row for row in read_metrics(whole / "run/metrics.jsonl") if row["step"]]
@@ -86,6 +87,7 @@ def test_the_books_balance(whole):
     assert all(row["reward/unscored"] == 0 for row in rows)
 
 
+@pytest.mark.whole
 def test_a_plain_pass_over_each_row_gives_the_recorded_log_probabilities(whole):
     """The second request goes on with the row of the first; the third begins another."""
     for row in read_rollouts(whole / "run/rollouts").to_pylist():
@@ -117,6 +119,7 @@ def assert_rows_recomputed(folder: Path, run: str = "run") -> int:
     return compared
 
 
+@pytest.mark.whole
 def test_a_resumed_run_of_an_agent_that_repeats_itself_ends_in_the_same_numbers(whole, tmp_path):
     dapo("train", recipe(tmp_path), *QUICK, "trainer.steps=2", cwd=tmp_path)
     assert read_metrics(tmp_path / "run/metrics.jsonl")[-1]["groups/unfinished"] > 0

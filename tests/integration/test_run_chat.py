@@ -62,6 +62,7 @@ def test_responses_begin_and_end_as_the_recipe_says(done: Path) -> None:
     assert all(len(body.split()) <= row["length"] for body, row in zip(bodies, rows, strict=True))
 
 
+@pytest.mark.whole
 def test_a_run_left_in_the_middle_goes_on_to_the_bit(folder: Path, done: Path) -> None:
     dapo("train", "recipe.yaml", "run.name=half", "trainer.steps=1", f"data.chat_template={TEMPLATE}", cwd=folder)
     dapo("train", "--resume", "half", "trainer.steps=2", cwd=folder)

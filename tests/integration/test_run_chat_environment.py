@@ -41,6 +41,7 @@ RECIPE = (
 )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["qwen2.5", "llama3.2"])
 def test_rows_are_what_the_template_writes_of_the_conversation(tmp_path, name):
     """What the model wrote is replaced by a word, as its bytes are no text."""

@@ -5,12 +5,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import warm
 from small_run import write_recipe
 
 from dapo.cli.main import main
 from dapo.observe.extra import INSTALL, PAGES, PICTURES, PLOTS
 
+pytestmark = pytest.mark.whole
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
     "trainer.steps=2",

@@ -96,6 +96,7 @@ def test_a_run_that_stopped_is_explained(tmp_path):
     assert (tmp_path / "run" / "prompts.parquet").exists()
 
 
+@pytest.mark.whole
 def test_an_older_run_gets_its_prompts_file_at_the_next_resume(run, tmp_path):
     import shutil
 

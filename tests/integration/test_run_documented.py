@@ -76,6 +76,7 @@ def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path / "runs/mine/metrics.jsonl")] == [0, 1, 2]
 
 
+@pytest.mark.whole
 def test_the_python_example_of_the_readme(tmp_path):
     names = executed(block("README.md", "python"), tmp_path)
     assert names["run"].finished
@@ -91,6 +92,7 @@ def executed(program: str, folder: Path) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["reward", "loss", "lora"])
 def test_an_example_trains(name, tmp_path, capsys):
     names = executed((ROOT / f"examples/{name}.py").read_text(), tmp_path)
@@ -99,6 +101,7 @@ def test_an_example_trains(name, tmp_path, capsys):
     assert "held-out accuracy: 0." in capsys.readouterr().out
 
 
+@pytest.mark.whole
 def test_the_example_of_two_stages_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     program = (ROOT / "examples/sft_then_dapo.py").read_text()
@@ -114,6 +117,7 @@ def test_the_example_of_two_stages_trains(tmp_path, monkeypatch, capsys):
     assert (names["imitated"].path / "export/config.json").exists()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -175,6 +179,7 @@ def score(prompt, completion):
 """
 
 
+@pytest.mark.whole
 def test_all_hooks_of_a_researcher_together(tmp_path):
     (tmp_path / "mine.py").write_text(HOOKS)
     recipe = write_recipe(tmp_path)
@@ -198,6 +203,7 @@ def test_all_hooks_of_a_researcher_together(tmp_path):
     assert row["response/penalty_mean"] == pytest.approx(-0.01 * row["response/length_trained_mean"], rel=1e-6)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_the_plain_engine_with_learner_log_probabilities_and_truncated_sampling(tmp_path, minibatches):
     """``generate`` under nucleus sampling: old log-probabilities from the learner, corrected by TIS, gap reported."""
@@ -218,6 +224,7 @@ def test_the_plain_engine_with_learner_log_probabilities_and_truncated_sampling(
             assert row["train/ratio_mean"] == pytest.approx(1.0)  # the old ones are the detached current ones
 
 
+@pytest.mark.whole
 def test_a_batch_that_cannot_fill_stops_with_its_state_saved_and_goes_on_with_other_settings(tmp_path):
     recipe = write_recipe(tmp_path)
     stopped = dapo("train", recipe, "rewards.0.pattern='never'", "rewards.1.weight=0.0", "validation.every=0", expect=1)
@@ -236,6 +243,7 @@ def test_a_batch_that_cannot_fill_stops_with_its_state_saved_and_goes_on_with_ot
     assert [row["train/grad_norm"] for row in rows] == [0, 0]  # they count in N, and teach nothing
 
 
+@pytest.mark.whole
 def test_a_verifier_that_always_fails_is_told_at_once_and_stops_the_run(tmp_path):
     (tmp_path / "bad.py").write_text("def score(prompt, completion):\n    raise KeyError('answer')\n")
     override = ["rewards.0.kind=function", "rewards.0.function=bad:score", "rewards.0.pattern=null"]
@@ -246,6 +254,7 @@ def test_a_verifier_that_always_fails_is_told_at_once_and_stops_the_run(tmp_path
     assert "KeyError" in (tmp_path / "run" / "log.txt").read_text()
 
 
+@pytest.mark.whole
 def test_a_stop_in_the_first_step_and_a_resume_leave_one_line_a_step(tmp_path):
     recipe = write_recipe(tmp_path)
     dapo("train", recipe, "algorithm.dynamic_sampling.cap.groups=1", "trainer.steps=1", expect=1)
@@ -253,6 +262,7 @@ def test_a_stop_in_the_first_step_and_a_resume_leave_one_line_a_step(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
 
 
+@pytest.mark.whole
 def test_the_end_of_the_data_is_evaluated_and_told(tmp_path):
     more = ["data.train.0.size=14", "data.epochs=1", "algorithm.dynamic_sampling.mode=off", "validation.every=50"]
     done = dapo("train", write_recipe(tmp_path), *more)
@@ -283,6 +293,7 @@ def test_bad_input_is_refused_with_exit_code_2(tmp_path):
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_examples_of_the_python_page(number, tmp_path, monkeypatch, capsys):
     """As they stand, but for the quickstart, in whose place a smaller recipe stands."""
@@ -295,6 +306,7 @@ def test_the_examples_of_the_python_page(number, tmp_path, monkeypatch, capsys):
     assert ("[", "1 ", "held out:")[number] in said
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("part", ["stream", "scorer", "engine"])
 def test_the_examples_of_parts_of_ones_own(part, tmp_path, monkeypatch, capsys):
     """As they stand, on a smaller recipe; a resume needs the part again."""
@@ -323,6 +335,7 @@ def test_the_parts_of_ones_own_take_less_than_forty_lines_each():
         assert len(lines) < 40
 
 
+@pytest.mark.whole
 def test_the_notebook_of_the_pages(tmp_path, monkeypatch, capsys):
     """Its cells in their order, with a smaller recipe in the quickstart's place."""
     monkeypatch.chdir(tmp_path)

@@ -17,6 +17,7 @@ from small_run import command, dapo, environment, write_recipe
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
 
+pytestmark = pytest.mark.whole
 SHIM = Path(__file__).resolve().parents[1] / "helpers" / "elsewhere"
 REWARD = """
 import os, sys

@@ -143,6 +143,7 @@ def test_spans_tell_what_the_metrics_add_up(finished):
     assert {line["step"] for line in lines if line["name"] == "evaluate"} == {0, 3, 6}
 
 
+@pytest.mark.whole
 def test_what_is_recorded_does_not_change_what_is_trained(finished, tmp_path):
     whole, _ = finished
     off = ["logging.tokens=0", "logging.spans=false", "logging.rollouts=none", "logging.console=quiet"]
@@ -155,6 +156,7 @@ def test_what_is_recorded_does_not_change_what_is_trained(finished, tmp_path):
     assert read_status(run / "status.json").state == "finished"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("which", "groups"), [("2", 2), ("kept", None), ("none", None)])
 def test_token_records_are_of_groups_that_the_rollouts_hold(tmp_path, which, groups):
     over = [f"logging.rollouts={which}", "logging.console=quiet", "trainer.steps=3"]
@@ -203,6 +205,7 @@ def with_a_limit_on_files(size, arguments):
     return main(arguments)
 
 
+@pytest.mark.whole
 def test_a_disk_that_takes_no_more_is_told_in_one_line_and_the_run_goes_on_later(tmp_path):
     """A limit on the size of files stands for it: the checkpoint's weights are the first to meet it."""
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
@@ -223,6 +226,7 @@ def test_the_reward_rises_when_it_can(finished):
     assert accuracy[-1] > accuracy[0] + 0.1
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_at_random_moments_and_resumed_it_is_the_same_run_to_the_bit(finished, tmp_path, seed):
     whole, _ = finished
@@ -258,6 +262,7 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run_to_the_bit(fini
     assert read_status(run / "status.json").state == "finished"
 
 
+@pytest.mark.whole
 def test_an_engine_that_fails_stops_the_run_with_everything_kept(tmp_path, monkeypatch):
     loaded = load_recipe(write_recipe(tmp_path), ["logging.console=quiet", "checkpoint.every=0"])
     own, since = EmbeddedEngine._step, []
@@ -280,6 +285,7 @@ def test_an_engine_that_fails_stops_the_run_with_everything_kept(tmp_path, monke
     assert_none_lost_or_doubled(run, 6)
 
 
+@pytest.mark.whole
 def test_an_engine_that_fails_in_an_evaluation_leaves_the_step_whole(tmp_path, monkeypatch):
     loaded, times = load_recipe(write_recipe(tmp_path), ["logging.console=quiet", "checkpoint.every=0"]), []
 
@@ -310,6 +316,7 @@ def test_an_engine_that_does_not_start_leaves_no_run_behind(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.whole
 def test_evaluation_does_not_change_what_is_trained(finished, tmp_path):
     run, _ = finished
     dapo("train", write_recipe(tmp_path), "validation.every=0")

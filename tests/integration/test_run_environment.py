@@ -148,6 +148,7 @@ def test_the_check_plays_an_episode_and_one_of_gold_answers(tmp_path):
     assert "no episode with the gold answer 'three': the tokenizer does not give it back as it is" in said
 
 
+@pytest.mark.whole
 def test_the_speed_of_a_tool_changes_no_bit(whole, tmp_path):
     slow = train(tmp_path, "trainer.steps=3", more="args: {seconds: 0.003}")
     ours, theirs = weights(slow), weights(whole)
@@ -162,6 +163,7 @@ def test_a_slow_tool_changes_no_bit(whole, tmp_path):
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.whole
 def test_a_run_prefills_prompts_and_replies_and_nothing_twice(tmp_path):
     """Where no episode is carried into the next step; of one that is, all is computed again."""
     path = recipe(tmp_path, section=SECTION.replace("my_game:game", "my_game:reads"))
@@ -181,6 +183,7 @@ def test_a_run_prefills_prompts_and_replies_and_nothing_twice(tmp_path):
         assert row["environment/prefill_ratio"] == row["sampling/prefill_tokens"] / (prompts + count)
 
 
+@pytest.mark.whole
 def test_a_run_that_is_stopped_and_resumed_goes_on_to_the_same_bits(whole, tmp_path):
     """Carried episodes are in their middle, and are played again in a new process."""
     run = train(tmp_path, "trainer.steps=2")
@@ -243,6 +246,7 @@ def repeated(row: dict[str, float]) -> dict[str, float]:
     return {key: value for key, value in without_clock(row).items() if key != "environment/replayed"}
 
 
+@pytest.mark.whole
 def test_an_environment_with_a_state_is_restored(tmp_path):
     section = SECTION.replace("my_game:game", "my_game:Counting")
     path = recipe(tmp_path, section=section)

@@ -42,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.whole
 def test_a_run_with_named_parts_goes_on_to_the_bit(folder: Path) -> None:
     dapo("train", folder / "recipe.yaml", *PARTS, "run.name=whole", cwd=folder)
     dapo("train", folder / "recipe.yaml", *PARTS, "run.name=half", "trainer.steps=3", cwd=folder)

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from page_session import Session
 from pages import FENCE, ROOT, blocks, navigation
+from quick import quick
 from ruamel.yaml import YAML
 from small_run import dapo, write_recipe
 
@@ -69,7 +70,7 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", SESSIONS)
+@pytest.mark.parametrize("page", quick(SESSIONS, ["tutorial"]))
 def test_a_page_does_what_it_says(page, tmp_path, monkeypatch, finished):
     monkeypatch.chdir(tmp_path)
     if page == "howto_code_rewards":
@@ -108,6 +109,7 @@ def test_no_command_escapes_by_its_form(page):
     assert [b.body for b in silent if re.search(r"^(\.venv[\w-]*/bin/)?dapo ", b.body, re.MULTILINE)] == []
 
 
+@pytest.mark.whole
 def test_the_tracker_of_the_python_page(finished, tmp_path):
     (source,) = (b for b in blocks(ROOT / "docs/python.md") if b.file == "mytracker.py")
     (tmp_path / "mytracker.py").write_text(source.body)
@@ -131,6 +133,7 @@ def test_the_tool_of_the_page_has_a_schema_and_its_recipe_is_one():
     assert programs.environment.tools == ["python"]
 
 
+@pytest.mark.whole
 def test_the_judge_of_the_page_scores_a_run(finished, tmp_path):
     """The service of the page, started as the page starts it; `dapo check` and a step of training ask it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:

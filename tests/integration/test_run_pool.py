@@ -30,6 +30,7 @@ def inline(monkeypatch):
     return use
 
 
+@pytest.mark.whole
 def test_a_run_in_lockstep_does_not_tell_that_engines_died(recipe, inline):
     """To the last digit: losses, norms, tokens, the state of dynamic sampling, evaluations."""
     inline(InlineTransport())

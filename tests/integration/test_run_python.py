@@ -142,6 +142,7 @@ def test_steps_one_at_a_time_are_the_same_run_to_the_bit_and_so_is_one_that_was_
     assert rows(run) == rows(world.run)
 
 
+@pytest.mark.whole
 def test_a_run_with_a_living_trainer_has_no_second_writer(world):
     with dapo.Trainer(**settings(world.folder, "one", rewards=world.rewards)) as trainer:
         next(trainer)
@@ -153,6 +154,7 @@ def test_a_run_with_a_living_trainer_has_no_second_writer(world):
     assert trainer.run.status.state == "interrupted"
 
 
+@pytest.mark.whole
 def test_settings_change_between_steps_where_they_may(world):
     given = settings(world.folder, "changed", rewards=world.rewards)
     with dapo.Trainer(**given) as trainer:
@@ -173,6 +175,7 @@ def test_settings_change_between_steps_where_they_may(world):
     assert [row["step"] for row in trainer.run.metrics] == [0, 1, 2, 3]
 
 
+@pytest.mark.whole
 def test_a_change_outlives_a_learner_that_is_lost(world, monkeypatch):
     """Steps behind the checkpoint are done again, with the settings that the run has by now."""
     learn, lost = LearnerDriver.learn, []
@@ -199,12 +202,14 @@ def test_a_change_outlives_a_learner_that_is_lost(world, monkeypatch):
     assert "other than at the checkpoint" not in log
 
 
+@pytest.mark.whole
 def test_a_stop_is_a_saved_end(world):
     with dapo.Trainer(**settings(world.folder, "stopped", rewards="math")) as trainer:
         assert [step.step for step in trainer if trainer.stop("enough") is None] == [1]
     assert trainer.run.status.said == "stopped by enough after step 1, and saved"
 
 
+@pytest.mark.whole
 def test_a_run_that_is_left_behind_its_last_step_is_finished(world):
     with dapo.Trainer(**settings(world.folder, "left", rewards="math", **{"trainer.steps": 1})) as trainer:
         for _ in trainer:
@@ -215,6 +220,7 @@ def test_a_run_that_is_left_behind_its_last_step_is_finished(world):
     assert "--resume" not in log
 
 
+@pytest.mark.whole
 def test_the_trained_model_and_its_evaluation(world):
     model = world.run.model()
     assert type(model).__name__ == "LlamaForCausalLM"
@@ -235,6 +241,7 @@ def test_a_check_is_what_the_command_prints(world, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.whole
 def test_a_program_may_change_its_working_directory(world, tmp_path, monkeypatch, capsys):
     """In a callback, in the first step: everything goes on where it began, also what is read again after a loss."""
     learn, lost = LearnerDriver.learn, []
@@ -276,6 +283,7 @@ keeps = [trainer, lambda: keeps]
 """
 
 
+@pytest.mark.whole
 def test_a_trainer_that_is_left_open_is_saved_at_the_programs_end(world):
     here = os.path.dirname(__file__)
     done = subprocess.run(
@@ -291,6 +299,7 @@ def test_a_trainer_that_is_left_open_is_saved_at_the_programs_end(world):
     assert run.status.state == "interrupted"
 
 
+@pytest.mark.whole
 def test_settings_that_are_none_get_a_sentence(world):
     with dapo.Trainer(**settings(world.folder, "wrong", rewards="math")) as trainer:
         for wrong in (5, None, "trainer.steps=3", [("trainer.steps", 3)], {5: 3}):

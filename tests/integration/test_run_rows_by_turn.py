@@ -73,6 +73,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.whole
 def test_the_books_balance(whole):
     assert_none_lost_or_doubled(whole / "run", 3)
     rows = [row for row in read_metrics(whole / "run/metrics.jsonl") if row["step"]]
@@ -80,6 +81,7 @@ def test_the_books_balance(whole):
     assert all(row["environment/turns_mean"] > 2 for row in rows if row["groups/finished"])
 
 
+@pytest.mark.whole
 def test_a_plain_pass_over_each_turn_gives_the_recorded_log_probabilities(whole):
     """Prompts are the recorded ones, and those are what the template writes."""
     assert assert_turns_recomputed(whole) > 200
@@ -108,6 +110,7 @@ def assert_turns_recomputed(folder: Path, run: str = "run") -> int:
     return compared
 
 
+@pytest.mark.whole
 def test_the_token_view_joins_the_parts(whole):
     """Learner and sampler agree at the model's tokens; replies have no numbers."""
     seen = 0
@@ -128,6 +131,7 @@ def test_the_token_view_joins_the_parts(whole):
     assert seen > 50
 
 
+@pytest.mark.whole
 def test_a_resumed_run_ends_in_the_same_numbers(whole, tmp_path):
     name, stops = recipe(tmp_path)
     dapo("train", name, *SETTINGS, *stops, "trainer.steps=2", cwd=tmp_path)
@@ -146,11 +150,13 @@ def test_the_check_shows_the_rows_and_append_is_refused_with_this_move(tmp_path)
     assert "`environment.rows: turns`" in append.stdout
 
 
+@pytest.mark.whole
 def test_conversations_are_written_by_turn(whole):
     dapo("rollouts", "run", "--format", "messages", "--out", "said.jsonl", cwd=whole)
     assert '"role": "tool"' in (whole / "said.jsonl").read_text()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("ratio", "tokens", "code"), [("sequence", 4096, 0), ("sequence", 64, 1), ("token", 64, 0)])
 def test_a_sequence_ratio_needs_an_episode_in_one_pass(tmp_path, ratio, tokens, code):
     name, stops = recipe(tmp_path)

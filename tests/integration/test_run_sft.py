@@ -116,6 +116,7 @@ def test_a_run_that_is_left_in_the_middle_goes_on_to_the_bit(folder, run):
     assert [[row.get(k) for k in kept] for row in rows(parts)] == [[row.get(k) for k in kept] for row in rows(whole)]
 
 
+@pytest.mark.whole
 def test_training_by_reward_goes_on_from_it_and_its_correct_responses_are_examples(folder, run, tmp_path):
     dapo("train", folder / "recipe.yaml", f"model.path={run / 'export'}")
     trained = folder / "runs" / "two"
@@ -148,6 +149,7 @@ def test_training_by_reward_goes_on_from_it_and_its_correct_responses_are_exampl
     assert shown["step"] == 2
 
 
+@pytest.mark.whole
 def test_an_adapter_is_trained_alone_and_merged_into_the_export(folder):
     settings = ["run.name=lora", "model.lora.rank=4", "sft.steps=3", "sft.warmup=4"]
     short = "warm-up (sft.warmup = 4) takes all 3 steps: the learning rate ends at 0.0075"

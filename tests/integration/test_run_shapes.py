@@ -11,6 +11,7 @@ from test_run_environment import QUICK, assert_recomputed, playing_recipe, weigh
 
 from dapo.observe.metrics import read_metrics
 
+pytestmark = pytest.mark.whole
 CLASSES = '''
 import re
 from typing import Any

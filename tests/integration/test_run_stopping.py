@@ -29,6 +29,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.whole
 def test_checkpoints_lie_on_the_other_disk(run):
     assert (run / "checkpoints").resolve() == (run.parent / "disk" / "run").resolve()
     store = CheckpointStore(run.parent / "disk" / "run")

@@ -42,6 +42,12 @@ QUICK = {
 """Of the steps, for the default tests; the others are slow only by their number."""
 
 
+def mark_of(peer, name):
+    if name not in QUICK[peer]:
+        return pytest.mark.slow
+    return pytest.mark.whole if name.startswith("turns") else ()
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("steps") / "model")
@@ -88,11 +94,7 @@ def assert_equal(ours, theirs):
 
 @pytest.mark.parametrize(
     ("peer", "name"),
-    [
-        pytest.param(peer, name, marks=() if name in QUICK[peer] else pytest.mark.slow)
-        for peer, steps in STEPS.items()
-        for name in steps
-    ],
+    [pytest.param(peer, name, marks=mark_of(peer, name)) for peer, steps in STEPS.items() for name in steps],
 )
 @pytest.mark.usefixtures("quick")
 def test_a_whole_step_is_the_peers_or_apart_by_definition(peer, name, model, tmp_path):

@@ -37,7 +37,11 @@ OBJECTIVES = [
 REDUCTIONS = ["token_mean", "prompt_mean", "sequence_mean", "sequence_sum"]
 
 
-@pytest.fixture(scope="module", params=[{}, {"kv_heads": 1, "tied": False}], ids=["llama", "llama-gqa-untied"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param({}, marks=pytest.mark.whole), {"kv_heads": 1, "tied": False}],
+    ids=["llama", "llama-gqa-untied"],
+)
 def workers(tmp_path_factory, request):
     """Packed and padded workers with equal float64 weights that never move: only gradients are looked at."""
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=16, heads=2, ffn=24, **request.param)
@@ -92,7 +96,7 @@ def gradient_of(worker, rows, objective, tokens, against="learner"):
     return (torch.cat(found) if found else torch.zeros(0)), metrics
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=batches(),
     objective=st.sampled_from(OBJECTIVES),
@@ -110,7 +114,7 @@ def test_gradient_and_metrics_do_not_depend_on_the_layout(workers, rows, objecti
         np.testing.assert_allclose(other_metrics[key], metrics[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=batches(), objective=st.sampled_from(OBJECTIVES), tokens=st.integers(1, 60), idle=st.integers(1, 3))
 def test_rows_without_advantage_run_forward_only_and_change_nothing(workers, rows, objective, tokens, idle):
     rows = [replace(row, advantage=0.0) if n % idle == 0 else row for n, row in enumerate(rows)]
@@ -122,7 +126,7 @@ def test_rows_without_advantage_run_forward_only_and_change_nothing(workers, row
         np.testing.assert_allclose(metrics[key], expected_metrics[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=batches(), objective=st.sampled_from(OBJECTIVES))
 def test_masking_a_row_is_deleting_it(workers, rows, objective):
     some = [masked(row) if n % 2 else row for n, row in enumerate(rows)]
@@ -131,7 +135,7 @@ def test_masking_a_row_is_deleting_it(workers, rows, objective):
     torch.testing.assert_close(found, deleted, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=batches(), objective=st.sampled_from(OBJECTIVES))
 def test_masking_trailing_tokens_is_deleting_them(workers, rows, objective):
     kept = [max(1, len(row.token_ids) // 2) for row in rows]

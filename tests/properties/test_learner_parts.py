@@ -55,7 +55,7 @@ def pairs(draw: st.DrawFn):
     return both[0], both[1]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=pairs(),
     objective=st.sampled_from([each for each in OBJECTIVES if each is not SCALED]),

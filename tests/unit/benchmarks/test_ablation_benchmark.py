@@ -143,6 +143,7 @@ def test_processor_seconds_of_evaluation_are_taken_off(ablation):
     assert ablation.curve_of(rows, None)["points"]["cpu"] is None
 
 
+@pytest.mark.whole
 def test_runs_of_one_process_do_not_know_of_each_other(ablation, tmp_path, monkeypatch):
     make_tiny_model(tmp_path / "base", hidden=16, layers=1, heads=1, ffn=16, seed=3)
     small = dataclasses.replace(ablation.TASKS["rare"], prompts=2, minibatch=1, held_out=1, response=16, cache=8)
@@ -235,6 +236,7 @@ def test_effects_are_paired_by_seed_and_of_complete_seeds(report, ablation):
     assert less == pytest.approx([-0.01, -0.02, -0.03, -0.04, 0.01])
 
 
+@pytest.mark.whole
 def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- ablation -->\nold\n<!-- end of ablation -->\nafter\n")

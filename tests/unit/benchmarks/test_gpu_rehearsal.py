@@ -78,6 +78,7 @@ SPARED = ["pydantic", "ruamel", "ruamel.yaml", "math_verify", "pyarrow", "cloudp
 ALONE = ["learner_float32", "cpu_offload", "dapo_step"]
 
 
+@pytest.mark.whole
 def test_parts_run_with_torch_transformers_numpy_and_safetensors_alone():
     """In a process of its own, where nothing else was imported yet. A card's machine may have no more than these."""
     asked = [(SPARED, WITHOUT_RECIPES), (["ruamel", "ruamel.yaml"], ALONE)]

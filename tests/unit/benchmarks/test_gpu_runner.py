@@ -46,6 +46,7 @@ def rows(folder):
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.whole
 def test_every_part_ends_with_its_own_status_and_the_next_is_run(ran):
     results, said = ran
     ends = {name: row["status"] for name, row in results.ends.items()}
@@ -121,6 +122,7 @@ def test_the_table_can_be_read(ran):
     assert re.findall(r"^- `(\w+)` \(", hidden, re.M) == ["raises", "killed", "needs", "skips", "hangs", "late"]
 
 
+@pytest.mark.whole
 def test_a_killed_command_leaves_its_rows_and_no_process(tmp_path):
     """The child ends with its parent, even one that could say nothing."""
     code = command_line("--only", "hangs", "--out", str(tmp_path), "--plan", "parts_for_tests")
@@ -142,6 +144,7 @@ def test_a_killed_command_leaves_its_rows_and_no_process(tmp_path):
     assert [row["event"] for row in rows(folder)] == ["machine", "row"]
 
 
+@pytest.mark.whole
 def test_a_card_that_is_gone_is_not_replaced_by_the_cpu(tmp_path):
     """The next process would find none and rehearse the other parts: a CPU's numbers in the card's table."""
     said: list[str] = []

@@ -22,6 +22,8 @@ import simulated_engine as sim
 import simulated_world as world
 from simulation_report import plot, report
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract(check):

@@ -23,6 +23,7 @@ def merging():
     return make_text_tokenizer(TEXTS, BYTES + 40, phrases=("How many ", " = "))
 
 
+@pytest.mark.whole
 @given(st.text())
 def test_any_text_comes_back(merging, text):
     """Special tokens are the exception: their names are no text."""

@@ -47,12 +47,13 @@ def recipe(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         "  prompt: raw\n"
         "rollout: {prompts_per_step: 4, group_size: 2, max_response_tokens: 50}\n"
         "learner: {minibatch_prompts: 2}\ntrainer: {steps: 10}\nvalidation: {every: 5, samples: 3}\n"
+        "rewards: [{name: accuracy, kind: exact}]\n"  # which needs no process, as math does
     )
     return file
 
 
 def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(recipe), "trainer.steps=12", "--verbose"]) == 0
+    assert main(["check", str(recipe), "trainer.steps=12", "rewards.0.kind=math", "--verbose"]) == 0
     told = capsys.readouterr().out
     # data: 7 records, 1 repeat, 1 held out, 1 too long, leaves 4
     assert "4 prompts of 7 problems" in told
@@ -86,7 +87,7 @@ def test_check_of_an_engine_that_is_not_here(
 ) -> None:
     """Nothing is wrong with the recipe, all of it is explained, and this machine would not start it."""
     monkeypatch.setattr("dapo.run.engines.importlib.util.find_spec", lambda name: None)
-    settings = ["rollout.engine=vllm_server", "rollout.server.url=http://h:1"]
+    settings = ["rollout.engine=vllm_server", "rollout.server.url=http://h:1", "rewards.0.kind=math"]
     assert main(["check", str(recipe), *settings, "--try", "1", "--verbose"]) == NOT_HERE
     told = capsys.readouterr().out
     first = told.splitlines()[0]
@@ -96,7 +97,7 @@ def test_check_of_an_engine_that_is_not_here(
     assert re.search(r"^  not here: .* needs the package aiohttp, which is not installed", told, re.MULTILINE)
     assert first.startswith(f"{recipe}: good, with 7 doubts, but this machine cannot start it")  # it knows no words
     assert "  doubt: warm-up (learner.warmup = 10) takes 10 of the 10 steps" in told
-    assert first.endswith(f"dapo train {recipe} {settings[0]} {settings[1]}")
+    assert first.endswith(f"dapo train {recipe} {' '.join(settings)}")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def need_a_sandbox() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.whole
 def test_gold_solutions_are_right_and_an_early_exit_is_not(tmp_path: Path) -> None:
     need_a_sandbox()
     rewards = [{"kind": "code", "timeout": 20.0}]
@@ -71,7 +72,7 @@ def test_a_judge_that_cannot_tell_right_from_wrong_is_a_doubt(tmp_path: Path, us
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         reward = {"kind": "service", "url": f"http://127.0.0.1:{server.server_port}"}
         trial = tried(tmp_path, [{"problem": "1+1", "answer": "2"}], answer="answer", rewards=[reward])

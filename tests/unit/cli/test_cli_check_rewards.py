@@ -122,6 +122,7 @@ def test_an_accuracy_of_fractions_is_doubted_where_only_whole_ones_count() -> No
         assert tried(function("by_distance"), algorithm={"dynamic_sampling": settings}).doubts == []
 
 
+@pytest.mark.whole
 def test_other_failures_are_named() -> None:
     assert tried(function("generous")).doubts == [
         "train: wrong answers are right in the eyes of accuracy (function): 7 of 7",

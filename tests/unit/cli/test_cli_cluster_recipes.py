@@ -63,6 +63,7 @@ def comment(name):
     return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
 
 
+@pytest.mark.whole
 def test_the_comment_says_what_is_computed(name, estimated):
     recipe, facts, memory = estimated
     said, n = comment(name), CARDS_OF[name]

@@ -322,6 +322,7 @@ def test_data_is_untrusted_and_fits_the_width(
     assert not {"\x1b", "\x9b", "\u202e", "\x07"} & set(shown)
 
 
+@pytest.mark.whole
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     prompts = make_prompts(10)
     run = make_run(tmp_path / "r", prompts=prompts, history=history(prompts), rows=[step_row(3)])

@@ -62,6 +62,7 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["check", QUICKSTART + "x"], ["--version"]])
 def test_help_and_refusals_import_no_torch(arguments: list[str]) -> None:
     heavy = "('torch', 'transformers', 'numpy', 'matplotlib')"

@@ -185,6 +185,7 @@ def test_a_template_that_writes_far_more_than_it_was_given_is_refused(one: Train
         prepare(Data(train=[one], chat_template=endless + TEMPLATE), real())
 
 
+@pytest.mark.whole
 def test_a_long_conversation_is_no_endless_template(tmp_path: Path) -> None:
     long = jsonl(tmp_path / "long.jsonl", ("1+1? " * 400_000, "2"))
     assert len(prepare(Data(train=[long], max_prompt_tokens=10**6), real()).train[0].text) > 1_900_000

@@ -13,6 +13,8 @@ from dapo.errors import EpisodeError
 from dapo.processes.local import ProcessTransport
 from dapo.types.environment import Abilities
 
+pytestmark = pytest.mark.whole
+
 ABLE = Abilities(opens=True, ends=False, restores=False, role="user")
 
 

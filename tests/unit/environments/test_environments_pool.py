@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from quick import quick
 
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.worker import Load
@@ -138,12 +139,12 @@ def test_a_class_keeps_a_state_and_has_tools_of_its_own(pool):
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("hang", "timeout: no answer within 2 s"),
+        pytest.param("hang", "timeout: no answer within 2 s", marks=pytest.mark.whole),
         ("exit", "crash: the process ended"),
-        ("sys.exit", "exception: SystemExit"),
+        pytest.param("sys.exit", "exception: SystemExit", marks=pytest.mark.whole),
         ("raise", "exception: ValueError: no, environments_for_tests.py line"),
-        ("memory", "exception: MemoryError"),
-        ("write", "crash: "),
+        pytest.param("memory", "exception: MemoryError", marks=pytest.mark.whole),
+        pytest.param("write", "crash: ", marks=pytest.mark.whole),
         ("nonsense", "reply: reward is no number"),
     ],
 )
@@ -160,7 +161,7 @@ def test_a_bad_environment_costs_its_own_response(pool, what, reason):
     assert [(said(answer), answer.failure) for answer in rest] == [(["fine 1"], None)] * 2
 
 
-@pytest.mark.parametrize("what", ["fork", "daemon", "huge", "hang at the end"])
+@pytest.mark.parametrize("what", quick(["fork", "daemon", "huge", "hang at the end"], ["fork", "daemon", "huge"]))
 def test_what_a_bad_environment_leaves_behind_disturbs_nobody(pool, what):
     subject = pool("Bad", timeout=3.0)
     (odd,) = ask(subject, question(0, turn="a", answer=what))
@@ -185,11 +186,11 @@ def test_an_exception_is_told_to_the_model_where_the_recipe_says_so(pool):
     [
         (load("nothing"), "cannot load 'environments_for_tests:nothing'"),
         (load("guess", args={"most": 2, "least": 1}), r"guess is called as \(prompt, rng, \*\*environment.args\)"),
-        (load("add"), "expected a generator function"),
-        (load("guess", tell=True), "a generator that raised is over"),
+        pytest.param(load("add"), "expected a generator function", marks=pytest.mark.whole),
+        pytest.param(load("guess", tell=True), "a generator that raised is over", marks=pytest.mark.whole),
         (load(None), "kind: tools needs at least one function"),
-        (load(None, tools=("add", "add")), "two tools are called 'add'"),
-        (load(None, tools=("guess",)), "parameter 'prompt' has no type"),
+        pytest.param(load(None, tools=("add", "add")), "two tools are called 'add'", marks=pytest.mark.whole),
+        pytest.param(load(None, tools=("guess",)), "parameter 'prompt' has no type", marks=pytest.mark.whole),
     ],
 )
 def test_what_is_no_environment_is_refused_at_the_start(what, message):

@@ -96,7 +96,7 @@ def test_a_sandbox_that_is_lost_is_no_mistake_of_the_model(pool: Pool) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         subject = pool(SandboxSettings(kind="http", url=f"http://127.0.0.1:{server.server_port}/"))
         answer = call(subject, "print(1)")
         server.shutdown()

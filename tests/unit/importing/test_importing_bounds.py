@@ -163,6 +163,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_sources_end_in_words(case: str, tmp_path: Path) -> None:
     name, text, said = HOSTILE[case]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from quick import quick
 
 from dapo.cli.main import main
 from dapo.importing.convert import import_text
@@ -21,7 +22,7 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick(CASES, ["verl"]))
 def test_an_imported_configuration_passes_the_check(case: str, model, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     name, text, expected = CASES[case]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from learner_here import LearnerHere
 from learner_rows import learn, make_rows
+from quick import quick
 from test_learner_worker import OBJECTIVE
 
 from dapo.algorithms.objective import with_terms
@@ -346,7 +347,7 @@ def test_targets_that_cannot_be_are_refused(folder, lora, message):
 # ---------------------------------------------------------------- engines
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma"])
+@pytest.mark.parametrize("architecture", quick(["llama", "qwen2", "qwen3", "gemma"], ["qwen2"]))
 @pytest.mark.parametrize("kind", ["embedded", "generate"])
 def test_engines_that_share_the_tensors_sample_from_the_adapted_model(tmp_path, architecture, kind):
     """Fused matrices are made again from merged weights; other engines run the layers with their adapters."""

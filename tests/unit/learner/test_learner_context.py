@@ -10,6 +10,7 @@ import rank_work
 import torch
 import torch.distributed as dist
 from learner_here import LearnerHere
+from quick import quick
 from rank_work import OBJECTIVES, alone, assert_equal, model, settings, step_of
 
 from dapo.config.schema import Lora
@@ -45,13 +46,15 @@ MODELS = {
 EXACT = 1e-12
 
 
-@pytest.mark.parametrize("case", ["uneven", "long prompts", "a rank without rows"])
+@pytest.mark.whole
+@pytest.mark.parametrize("case", quick(["uneven", "long prompts", "a rank without rows"], ["a rank without rows"]))
 def test_two_ranks_that_share_rows_are_one_process(stages, folder, case):
     """One key head for both ranks; a prompt so long that the first rank predicts nothing."""
     found = stages(2).together(rank_work.sharded, folder / "qwen3", "float64", Shape(2, context_parallel=2), case)
     assert_equal(found, alone(folder / "qwen3", "float64", case), EXACT)
 
 
+@pytest.mark.whole
 def test_the_driver_asks_one_of_those_that_share_rows(stages, folder):
     """The route of a run: what a driver hands out, and puts together."""
     recipe = {"path": str(folder / "qwen3"), "device": "cpu", "attention": "packed"}

@@ -13,6 +13,7 @@ from learner_contract import CHECKS
 from learner_here import LearnerHere, learner_apart
 from learner_rows import make_rows
 from learner_subject import Subject, learn, publish
+from quick import quick
 from scripted_learner import ScriptedLearner
 
 from dapo.algorithms.objective import Objective, clip_objective
@@ -28,7 +29,10 @@ EXPLOSIVE = Objective(lambda inputs: (inputs.logprobs * math.inf, {}))
 SETTINGS = schema.LearnerSection(microbatch_tokens=48, max_skipped_steps=1)  # several passes a minibatch
 
 
-@pytest.fixture(scope="module", params=["packed float32", "padded float32", "packed bfloat16", "packed float32 lora"])
+KINDS = ["packed float32", "padded float32", "packed bfloat16", "packed float32 lora"]
+
+
+@pytest.fixture(scope="module", params=quick(KINDS, KINDS[:1]))
 def local(request, tmp_path_factory):
     """Learners of two models, each loaded once and copied."""
     mode, dtype, *adapter = request.param.split()
@@ -82,6 +86,7 @@ def test_the_learner_of_this_process(local, check, tmp_path):
     check(local, tmp_path)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_a_learner_that_lives_elsewhere(apart, check, tmp_path):
     check(apart, tmp_path)

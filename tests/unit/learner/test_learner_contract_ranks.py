@@ -58,6 +58,7 @@ def two_ranks(tmp_path_factory):
     yield from staged(ForkedTransport(tmp_path_factory.mktemp("output")), 2, tmp_path_factory)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_one_rank_in_this_process(one_rank, check, tmp_path):
     check(subject(one_rank, "packed", "float32"), tmp_path)

@@ -98,6 +98,7 @@ class Repeating:
         return self._changed(lambda: alone(folder, "float64", "uneven", **options))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("replay", "minibatches", "epochs"), [
     ("off", 2, 1),
     pytest.param("learner", 1, 2, marks=pytest.mark.cluster),

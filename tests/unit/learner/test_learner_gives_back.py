@@ -20,6 +20,8 @@ from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, TokenRow
 from dapo.weights import broadcast, ipc
 
+pytestmark = pytest.mark.whole
+
 KINDS = ["in the driver", "through a folder", "in a process", "of ranks"]
 
 

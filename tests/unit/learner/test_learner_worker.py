@@ -400,6 +400,7 @@ def test_four_steps_equal_two_steps_a_checkpoint_and_two_steps_to_the_bit(folder
     assert {name: tensor.data_ptr() for name, tensor in receive(resumed.publish(0), torch.device("cpu"))} == tensors
 
 
+@pytest.mark.whole
 def test_bfloat16_weights_move_by_less_than_their_resolution(folder):
     """100 updates of 1e-5 on weights near 0.1 (spacing 5e-4) are lost without float32 masters."""
     learner = make_learner(folder, dtype=torch.bfloat16, weight_decay=0.0)

@@ -12,6 +12,7 @@ from episode_requests import LIMIT, PROMPT, STOPS, assert_no_slot_is_kept, drain
 from inline_transport import InlineTransport
 from number_engine import GATE, NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, HerePlayers, WordSpeech
+from quick import quick
 
 from dapo.errors import EpisodeError
 from dapo.loop.sampling.episode import Limits
@@ -113,7 +114,7 @@ def test_in_lockstep_replies_take_effect_at_their_round_however_long_rounds_take
 
 
 @pytest.mark.parametrize("speech", [WordSpeech, FreshWordSpeech])
-@pytest.mark.parametrize("lives", [True, False])
+@pytest.mark.parametrize("lives", quick([True, False], [False]))
 def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, speech):
     """In the same process, and after a kill, of which only the saved state remains."""
     whole = {n: content(one) for n, one in drain(mailbox(HerePlayers(echo), speech=speech), requests()).items()}

@@ -10,6 +10,7 @@ import pytest
 from faults import FaultyTransport
 from inline_transport import InlineTransport
 from number_engine import GATE, NumberEngine, sums, ticket
+from quick import quick
 from scripted import make_collector
 
 from dapo.errors import EngineError
@@ -60,7 +61,7 @@ def alone():
     return {group: tokens for batch in collect(NumberEngine(12), 2 * STEPS) for group, tokens in batch}
 
 
-@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+@pytest.mark.parametrize("lockstep", quick([True, False], [True]), ids=["lockstep", "free"])
 def test_200_random_kills_leave_every_group_whole(lockstep, alone):
     """Kills and freezes in whatever an engine is asked; nothing is trained twice, no group is lost."""
     whole = collect(make_pool(InlineTransport(), lockstep))
@@ -135,8 +136,10 @@ def pool_of(transport, *sizes):
     return EnginePool(transport, specs(*sizes), GATE, turn_steps=4, lockstep=True, limits=limits, now=lambda: 0.0)
 
 
-@pytest.mark.parametrize("sizes", [(6,), (3, 5)], ids=["one engine", "two engines"])
-@pytest.mark.parametrize("method", ["turn", "abort", "load", "checksums"])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param((6,), marks=pytest.mark.whole), (3, 5)], ids=["one engine", "two engines"]
+)
+@pytest.mark.parametrize("method", quick(["turn", "abort", "load", "checksums"], ["abort", "load", "checksums"]))
 def test_with_a_number_of_turns_nothing_tells_that_an_engine_was_lost(method, sizes):
     """Whenever it is lost: responses that crossed a change of weights are made again with the right weights."""
     whole = overlapped(pool_of(InlineTransport(), *sizes))

@@ -4,8 +4,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from quick import quick
 from scripted import make_collector, random_world, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
@@ -79,7 +80,6 @@ def check_account(collector, batch, trained, finished):
             assert all(finished[i].verdict is not Verdict.KEPT for i in dropped)
 
 
-@settings(max_examples=100, deadline=None)
 @given(world=worlds())
 def test_a_synchronous_run_over_any_schedule(world):
     collector = make_collector(**world)
@@ -96,7 +96,6 @@ def test_a_synchronous_run_over_any_schedule(world):
         check_account(collector, batch, trained, finished)
 
 
-@settings(max_examples=100, deadline=None)
 @given(world=worlds(), pumps=st.lists(st.integers(0, 12), min_size=STEPS, max_size=STEPS))
 def test_an_asynchronous_driver_turns_the_same_crank(world, pumps):
     """Generation of the next step goes on while the learner works: the same collector, other hands."""
@@ -121,7 +120,6 @@ def test_an_asynchronous_driver_turns_the_same_crank(world, pumps):
     assert spent + held == collector.engine.generated
 
 
-@settings(max_examples=60, deadline=None)
 @given(world=worlds(), pumps=st.lists(st.integers(0, 12), min_size=STEPS, max_size=STEPS))
 def test_no_trained_token_is_older_than_the_age_limit_in_versions(world, pumps):
     """The next step begins before this one is published, so the engine lags one version behind for a while.
@@ -151,7 +149,6 @@ class Killed(BaseException):
     pass
 
 
-@settings(max_examples=60, deadline=None)
 @given(world=worlds(), kills=st.lists(st.integers(1, 60), min_size=1, max_size=4), every=st.integers(1, 3))
 def test_killed_anywhere_and_resumed_it_trains_the_same(world, kills, every, tmp_path_factory):
     whole = make_collector(**world)
@@ -242,8 +239,8 @@ def slow_world(seed):
     }
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("lookahead", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("seed", quick([1, 2, 3], [1]))
+@pytest.mark.parametrize("lookahead", quick([0.0, 0.5, 2.0], [0.5]))
 def test_trained_lengths_are_those_of_all_accepted_groups(seed, lookahead):
     world = slow_world(seed)
     trained, collector = trained_over_a_run(world, lookahead=lookahead)
@@ -253,7 +250,8 @@ def test_trained_lengths_are_those_of_all_accepted_groups(seed, lookahead):
     assert sorted({*trained, *(g for g in held if g in set(accepted))}) == accepted
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.whole
+@pytest.mark.parametrize("seed", quick([1, 2, 3], [1]))
 def test_first_come_first_kept_trains_shorter_answers_and_the_same_test_sees_it(seed):
     world = slow_world(seed)
     trained, collector = trained_over_a_run(world, surplus="discard", unfinished="discard", oversample=4.0)
@@ -262,7 +260,7 @@ def test_first_come_first_kept_trains_shorter_answers_and_the_same_test_sees_it(
     assert lengths_of(world, trained).mean() < 0.8 * accepted.mean()
 
 
-@pytest.mark.parametrize("kept", [0.9, 0.5, 0.2])
+@pytest.mark.parametrize("kept", quick([0.9, 0.5, 0.2], [0.5]))
 def test_over_a_run_no_more_is_generated_than_the_keep_rule_asks_for(kept):
     """The floor: tokens of all finished groups over those of the kept ones. Above it is what is held at the end."""
     length, accuracy = random_world(5, kept=kept)

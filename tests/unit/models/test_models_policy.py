@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from quick import quick
 
 from dapo.models import attention, policy
 from dapo.models.load import load_model
@@ -55,7 +56,7 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
-@pytest.mark.parametrize(("architecture", "config"), CASES)
+@pytest.mark.parametrize(("architecture", "config"), quick(CASES, CASES[::2]))
 def test_log_probabilities_and_gradients_equal_the_models_own(tmp_path, architecture, config, packed):
     # transformers' eager attention gives nan on float64 padding rows; Gemma 2 has no other
     double = packed or architecture != "gemma2"

@@ -62,6 +62,7 @@ def test_a_kernel_without_a_backward_pass_is_told_and_auto_pads(folder, monkeypa
     assert all(parameter.grad is None for parameter in loaded.model.parameters())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
 def test_recomputed_layers_repeat_the_choices_of_experts(checkpointing, tmp_path, monkeypatch):
     """In bfloat16, where routers follow those of the reference."""

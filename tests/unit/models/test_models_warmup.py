@@ -162,6 +162,7 @@ def test_the_quickstarts_start_leaves_room_to_learn(seed: int, tmp_path: Path) -
     assert 0.01 < truncated < 0.12
 
 
+@pytest.mark.whole
 def test_the_warm_up_lowers_the_loss(tmp_path: Path) -> None:
     settings = dataclasses.replace(SPECS[NAME], examples=1600, batch_size=16)
     folder = tiny.make_tiny_model(tmp_path, seed=1)

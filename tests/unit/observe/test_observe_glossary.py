@@ -96,9 +96,11 @@ def test_every_metric_named_in_the_source_has_a_line():
         whole = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in pieces)
         for node in whole:
             text = node.value if isinstance(node.value, str) else ""
+            if not shape.fullmatch(text):
+                continue
             prefix = any(key.startswith(f"{text}_") for key in GLOSSARY)  # "response/length", joined with "_mean" later
             theirs = file == ROOT / "dapo/metrics/peers.py" and peer_metric(text) is not None
-            if shape.fullmatch(text) and not prefix and not theirs and lookup(text) is None:
+            if not prefix and not theirs and lookup(text) is None:
                 missing.append(f"{file.relative_to(ROOT)}:{node.lineno} {text}")
     assert missing == []
 

@@ -40,6 +40,7 @@ Path(sys.argv[1] + ".done").touch()
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", ["plain", "quiet"])
 def test_a_reader_that_goes_away_ends_nothing(tmp_path, mode):
     """`train 2>&1 | head`: both streams have the same reader, which is gone before the first word."""

@@ -103,6 +103,7 @@ def test_tensorboard_events_and_a_resume_that_hides_later_steps(tmp_path):
     assert warned == []
 
 
+@pytest.mark.whole
 def test_observing_needs_no_torch():
     code = (
         "import sys, pkgutil, importlib, dapo.observe as o\n"

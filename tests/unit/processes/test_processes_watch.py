@@ -101,6 +101,7 @@ def test_a_connection_is_made_anew_to_be_greeted_again(process, monkeypatch):
     assert told == []
 
 
+@pytest.mark.whole
 def test_where_nobody_greets_no_greeting_is_missed(process, monkeypatch):
     """With TLS the other side speaks second."""
     monkeypatch.setattr(watch, "_ANEW", 0.0)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_folders import HOSTILE, make_group, make_prompt
+from quick import quick
 
 from dapo.observe.rollouts import write_rollouts
 from dapo.observe.samples import Sample
@@ -70,7 +71,7 @@ def test_what_matters_most_comes_first(tmp_path, make_run):
     assert [g["step"] for g in kept] == sorted(g["step"] for g in kept)
 
 
-@pytest.mark.parametrize("limit", [20_000, 60_000, 200_000])
+@pytest.mark.parametrize("limit", quick([20_000, 60_000, 200_000], [60_000]))
 def test_the_bytes_are_kept(tmp_path, make_run, limit):
     run = read_run(make_run(tmp_path / "run", steps=30, text=noise))
     rollouts, _ = choose_rollouts(run, [], limit)
@@ -173,8 +174,11 @@ def test_a_page_of_the_server_starts_with_the_newest_step(tmp_path, make_run):
     assert live_rollouts(read_run(make_run(tmp_path / "none", parts="")))["steps"] == []
 
 
+HOW = ["good", "collapsed", "unfilled", "crashed", "killed", "running", "interrupted"]
+
+
 @pytest.mark.parametrize("live", [True, False])
-@pytest.mark.parametrize("how", ["good", "collapsed", "unfilled", "crashed", "killed", "running", "interrupted"])
+@pytest.mark.parametrize("how", quick(HOW, ["good", "unfilled", "killed", "running"]))
 def test_the_bundle_of_every_kind_of_run(tmp_path, make_run, how, live):
     bundle = bundle_of([read_run(make_run(tmp_path / "run", how=how))], live=live)
     view = bundle["runs"][0]
@@ -198,6 +202,7 @@ def test_seeds_of_one_recipe_make_a_band(tmp_path, make_run):
     assert bundle["bands"][runs[0].family]["train/entropy"]["steps"] == list(range(1, 13))
 
 
+@pytest.mark.whole
 def test_many_runs_share_the_budget(tmp_path, make_run):
     runs = [read_run(make_run(tmp_path / f"run{n}", steps=400, parts="spans")) for n in range(6)]
     bundle = bundle_of(runs, live=False, budget=Budget(points=300, spans=6000))
@@ -222,6 +227,7 @@ def bundle_in(html):
     return json.loads(gzip.decompress(base64.b64decode(block[1])))
 
 
+@pytest.mark.whole
 def test_the_report_on_disk(tmp_path, make_run):
     folder = make_run(tmp_path / "run", text=lambda s, n, g: HOSTILE)
     written = write_report([read_run(folder)], tmp_path / "out")
@@ -239,6 +245,7 @@ def test_the_report_on_disk(tmp_path, make_run):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_undrawn")
 def test_a_page_stays_below_its_limit(tmp_path, make_run):
     folder = make_run(tmp_path / "run", steps=2)

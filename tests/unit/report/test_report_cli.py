@@ -19,6 +19,7 @@ def everything(folder):
     }
 
 
+@pytest.mark.whole
 def test_one_run_has_its_report_in_its_folder_and_nothing_else_changes(tmp_path, make_run, capsys):
     folder = make_run(tmp_path / "my run")
     before = everything(folder)
@@ -36,6 +37,7 @@ def test_one_run_has_its_report_in_its_folder_and_nothing_else_changes(tmp_path,
     assert {path.name for path in (folder / "report").iterdir()} == written
 
 
+@pytest.mark.whole
 def test_several_runs_have_it_where_the_command_is_given(tmp_path, make_run, monkeypatch, capsys):
     runs = [make_run(tmp_path / name, how=how) for name, how in (("one", "good"), ("two", "unfilled"))]
     before = [everything(run) for run in runs]
@@ -102,6 +104,7 @@ def test_a_run_that_writes_while_it_is_read(tmp_path, make_run):
     assert (folder / "rollouts" / ".step_000013.parquet.tmp").exists()
 
 
+@pytest.mark.whole
 def test_no_torch_is_loaded(tmp_path, make_run):
     folder = make_run(tmp_path / "run")
     code = (

@@ -18,6 +18,8 @@ from dapo.observe import files
 from dapo.report import runs_list, serve, shelf
 from dapo.report.runs_list import RunsFolder, fingerprint
 
+pytestmark = pytest.mark.whole
+
 
 def test_an_unchanged_run_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(tmp_path / "run", steps=4)

@@ -29,6 +29,7 @@ def png_size(path):
     return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
 
 
+@pytest.mark.whole
 def test_three_pictures_of_a_readme_s_width(tmp_path):
     made = bundle(run_of(rows(60)))
     paths = draw(made["runs"], made["bands"], tmp_path / "pictures")
@@ -116,6 +117,7 @@ def test_a_shorter_seed_does_not_hide_the_longer_one(tmp_path, make_run):
     assert max(max(line.get_xdata()) for line in axes.get_lines()) == 12
 
 
+@pytest.mark.whole
 def test_names_are_shown_as_they_are(tmp_path, make_run):
     assert _plain("a$x$ _b_") == r"a\$x\$ _b_"
     assert _plain("_hidden") == " _hidden"
@@ -138,6 +140,7 @@ def test_seconds_are_stacked_by_phase_and_a_slow_step_does_not_flatten_them():
     assert axes.get_legend().get_texts()[0].get_text() == "save"  # the largest first
 
 
+@pytest.mark.whole
 def test_a_diverged_run_can_be_drawn(tmp_path):
     wild = rows(60, train__grad_norm_max=lambda step: 10.0 ** (step / 2), train__entropy=None, reward__raw=-1e300)
     made = bundle(run_of(wild))

@@ -155,6 +155,7 @@ def test_the_last_finished_tag_counts(text: str, answer: str) -> None:
 # ---------------------------------------------------------------- judging
 
 
+@pytest.mark.whole
 def test_a_pattern_that_backtracks_without_end_costs_its_time_limit_and_no_more() -> None:
     hostile = "1+" * 40 + "!"
     for kind in ("regex", "exact"):
@@ -168,6 +169,7 @@ def test_a_pattern_that_backtracks_without_end_costs_its_time_limit_and_no_more(
         assert scorer.stats()["timeouts"] == 1, "an equal text is not tried again"
 
 
+@pytest.mark.whole
 def test_equal_hostile_answers_cost_one_time_limit(caplog: pytest.LogCaptureFixture) -> None:
     """Of one gold answer, whatever stands around the mark; another gold answer is another question."""
     scorer = build_scorer([Reward(timeout=4.0)])
@@ -183,6 +185,7 @@ def test_equal_hostile_answers_cost_one_time_limit(caplog: pytest.LogCaptureFixt
         scorer.close()
 
 
+@pytest.mark.whole
 def test_what_time_limits_cost_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dapo.rewards.pool.TOLD_SECONDS", 0.4)
     scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=0.2)])
@@ -194,6 +197,7 @@ def test_what_time_limits_cost_is_told(caplog: pytest.LogCaptureFixture, monkeyp
     assert [line.split()[0] for line in told] == ["2", "4"], "at the second, and when that has doubled"
 
 
+@pytest.mark.whole
 def test_what_lost_workers_cost_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward that ends its process on half of the responses costs those verdicts, and the starts are told."""
     monkeypatch.setattr("dapo.rewards.pool.TOLD_SECONDS", 1e-6)
@@ -209,6 +213,7 @@ def test_what_lost_workers_cost_is_told(caplog: pytest.LogCaptureFixture, monkey
     assert len(told) < 3, "again at each doubling, not each time"
 
 
+@pytest.mark.whole
 def test_a_time_limit_of_a_function_is_not_remembered() -> None:
     """It may depend on anything, the time of day included."""
     scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=0.2)])

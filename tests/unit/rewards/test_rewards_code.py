@@ -224,6 +224,7 @@ def test_tests_may_be_json() -> None:
     assert read_tests(prompt(tests="assert f() == 1"), "tests") == ["assert f() == 1"]
 
 
+@pytest.mark.whole
 def test_as_a_reward_in_worker_processes() -> None:
     rewards = [
         Reward(kind="code", entry_point="entry_point", timeout=20.0),
@@ -292,6 +293,7 @@ while True:
 """
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_programs_end_with_a_driver_that_is_killed() -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])

@@ -110,6 +110,7 @@ def test_signed_sum_scores_its_last_word(make: Any) -> None:
     assert score_all(in_worker, ["=6", "=7"], of)[0].reward == 1
 
 
+@pytest.mark.whole
 def test_task_reward_on_a_file_is_unscored_with_its_reason(make: Any) -> None:
     score = score_all(make(Reward(kind="task")), ["42"])[0]
     assert score.reason is not None
@@ -200,6 +201,7 @@ BAD = {
 }
 
 
+@pytest.mark.whole
 def test_misbehaviour_is_unscored_with_its_reason_and_harms_no_neighbour(make: Any) -> None:
     """All kinds in one queue, each between good responses: only the bad ones are unscored."""
     scorer = make(Reward(kind="function", function=OBEY, timeout=2), workers=2)
@@ -330,6 +332,7 @@ def children(scorer: CompositeScorer) -> list[int]:
     return [worker.process.pid for worker in scorer._pool._workers]
 
 
+@pytest.mark.whole
 def test_workers_are_lazy_and_end_at_close(make: Any) -> None:
     scorer = make(Reward())
     assert children(scorer) == []

@@ -73,7 +73,7 @@ def judge(behave: Callable[[int, str, Any, dict[str, str]], tuple[int, Any]]) ->
             pass
 
     server = Server(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     made.url = f"http://127.0.0.1:{server.server_port}"
     try:
         yield made
@@ -357,6 +357,7 @@ def test_a_reward_model_as_vllm_serves_it() -> None:
     assert [score.values["accuracy"] for score in scores] == [0.3, 0.1]
 
 
+@pytest.mark.whole
 def test_beside_rewards_in_worker_processes() -> None:
     rewards = [
         Reward(kind="math"),

@@ -61,7 +61,7 @@ def _step(cache, reference, batch, generator, window=None):
     cache.advance(batch)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data(), st.sampled_from(["tight", "fixed", "rounded"]))
 def test_rows_come_and_go_and_grow(data, kind):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))

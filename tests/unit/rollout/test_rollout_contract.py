@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from engine_contract import CHECKS, Subject, drain
 from number_engine import Numbers
+from quick import quick
 from server_parts import building
 from tickets import in_folder, to_model
 
@@ -70,8 +72,9 @@ def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("shares", [True, False], ids=["shared", "own"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "shares"), quick(product(KINDS, [True, False]), [("fused", False), ("fused", True), ("generic", True)])
+)
 def test_engines_of_this_process(kind, shares, check, fresh, monkeypatch):
     check(subject_of(kind, shares, fresh, monkeypatch))
 

@@ -10,6 +10,7 @@ import torch
 from engine_requests import prompt, request
 from hypothesis import given
 from hypothesis import strategies as st
+from quick import quick
 from tape import WAITS, TapeRecorder
 from tickets import to_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -72,7 +73,8 @@ def learn(loaded: LoadedModel, engine: EmbeddedEngine, version: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "config"), [("qwen3", {}), ("qwen2", {}), ("llama", {"attention_bias": True, "mlp_bias": True})]
+    ("architecture", "config"),
+    quick([("qwen3", {}), ("qwen2", {}), ("llama", {"attention_bias": True, "mlp_bias": True})], [("qwen3", {})]),
 )
 def test_replays_give_the_bits_of_steps_that_run_as_they_are(architecture, config, fresh, engine_with):
     """Rows come, go and outgrow their pool; the engine sleeps, and its weights change in place."""

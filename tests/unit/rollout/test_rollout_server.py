@@ -331,6 +331,7 @@ def test_no_server_at_all(tmp_path):
         ServerEngine("localhost:8000", "runs/one", vocabulary=40, longest=60)
 
 
+@pytest.mark.whole
 def test_whoever_waits_for_a_server_is_told_so(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("dapo.rollout.vllm_startup._SILENT_SECONDS", 0.2)
     server = StandIn()

@@ -49,6 +49,7 @@ def test_a_person_gets_a_table(models, capsys):
     assert "training " not in out
 
 
+@pytest.mark.whole
 def test_every_answer_is_kept_and_a_later_model_is_compared_with_them(models, tmp_path, capsys):
     kept = tmp_path / "answers.jsonl"
     evaluate(recipe(models[0]), out=kept, as_json=True)
@@ -66,6 +67,7 @@ def test_every_answer_is_kept_and_a_later_model_is_compared_with_them(models, tm
     assert difference["high"] > 0
 
 
+@pytest.mark.whole
 def test_two_models_are_asked_the_same(models, capsys):
     loaded = recipe(models[0], data=["task:signed_sum"])
     against = Subject(*recipe_against(loaded.recipe, str(models[1])))
@@ -87,6 +89,7 @@ def test_a_file_that_holds_no_answers_is_refused_before_anything_is_loaded(model
         evaluate(recipe(models[0]), against=tmp_path / "empty.jsonl")
 
 
+@pytest.mark.whole
 def test_a_verifier_that_fails_on_everything_is_an_error_with_its_reason(models, capsys):
     own = [*MORE, "rewards.0.kind=function", "rewards.0.function=json:loads"]
     loaded, _ = evaluation_recipe(str(models[0]), ["task:signed_sum"], OPTIONS, own)

@@ -53,6 +53,7 @@ def test_a_worker_imports_what_it_calls(module):
     assert not found & SLOW
 
 
+@pytest.mark.whole
 def test_an_engine_imports_nothing_of_the_driver():
     found = imported("dapo.rollout.factory")
     own = {name.split(".")[1] for name in found if name.startswith("dapo.")}

@@ -10,6 +10,7 @@ import pytest
 from dapo.cli.main import main
 from dapo.config import load_recipe
 from dapo.errors import DapoError, RecipeError
+from dapo.models.tiny import make_tiny_model
 from dapo.run import train
 from dapo.run.here import lacking
 
@@ -28,9 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("setting", "package"),
     [
-        ("logging.trackers=[wandb]", "wandb"),
-        ("logging.trackers=[mlflow]", "mlflow"),
-        ("logging.trackers=[trackio]", "trackio"),
+        pytest.param("logging.trackers=[wandb]", "wandb", marks=pytest.mark.whole),
+        pytest.param("logging.trackers=[mlflow]", "mlflow", marks=pytest.mark.whole),
+        pytest.param("logging.trackers=[trackio]", "trackio", marks=pytest.mark.whole),
         ("logging.trackers.0={kind: wandb, project: mine}", "wandb"),
     ],
 )
@@ -92,7 +93,7 @@ def test_an_engine_that_is_none(name: str, folder: Path, capsys: pytest.CaptureF
 def test_an_engine_whose_factory_makes_none(folder: Path) -> None:
     """What a function returns is seen when it is called: before the first step."""
     (folder / "engine_to_check.py").write_text("def make(context): return object()\n")
-    small = ["rollout.engine=engine_to_check:make", "model.path=builtin/signed-sum-test"]
+    small = ["rollout.engine=engine_to_check:make", f"model.path={make_tiny_model(folder / 'model')}"]
     with pytest.raises(DapoError, match=r"rollout\.engine: engine_to_check:make .* no submit"):
         train(load_recipe("quickstart", small))
     sys.modules.pop("engine_to_check", None)
