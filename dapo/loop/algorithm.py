@@ -46,6 +46,28 @@ References = Mapping[tuple[int, int], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
+class Passes:
+    """Divide a batch into optimizer steps, in one pass over its groups or several."""
+
+    minibatch_prompts: int | None = None  # groups of one optimizer step; None: all of the batch
+    epochs: int = 1  # passes over the batch
+    seed: int = 0  # of the run; later passes draw their minibatches from it
+
+    def minibatches(self, groups_P: Sequence[Group], step: int, epoch: int) -> list[list[Group]]:
+        """Return the groups of each optimizer step of one pass: the first follows the batch, later ones are drawn.
+
+        Groups of a minibatch keep the order of the batch, so passes of one minibatch are the same.
+        """
+        size = self.minibatch_prompts or max(1, len(groups_P))
+        places = list(range(len(groups_P)))
+        if epoch:
+            places.sort(key=lambda place: derive_seed(self.seed, EPOCHS, step, epoch, place))
+        return [
+            [groups_P[place] for place in sorted(places[first : first + size])] for first in range(0, len(places), size)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Algorithm:
     """Plan each training step; see docs/hooks.md for the signature of each function.
 
@@ -65,9 +87,7 @@ class Algorithm:
     kl_in_reward: float = 0.0  # coefficient of the KL that is subtracted from shaped rewards
     ratio_against: RatioAgainst = "sampler"
     refresh_every: int | None = None  # training steps after which the reference becomes the policy; None: never
-    minibatch_prompts: int | None = None  # groups of one optimizer step; None: all of the batch
-    epochs: int = 1  # passes over the batch
-    seed: int = 0  # of the run; later passes draw their minibatches from it
+    passes: Passes = Passes()
     entropy: EntropyControl = field(default_factory=EntropyControl)
 
     # ------------------------------------------------------------------ a group
@@ -161,9 +181,9 @@ class Algorithm:
             batch.metrics |= self._subtract_kl(batch.groups_P, references, found.get("policy", {}))
         self.assign_advantages(batch.groups_P)
         rows_M = [
-            self.rows(groups, traced if epoch == self.epochs - 1 else (), references)
-            for epoch in range(self.epochs)
-            for groups in self._minibatches(batch.groups_P, version + 1, epoch)
+            self.rows(groups, traced if epoch == self.passes.epochs - 1 else (), references)
+            for epoch in range(self.passes.epochs)
+            for groups in self.passes.minibatches(batch.groups_P, version + 1, epoch)
         ]
         step = LearnStep(
             rows_M,
@@ -172,25 +192,12 @@ class Algorithm:
             self.ratio_against,
             entropy_coefficient=self.entropy.now,
             refresh_reference=self.refresh_every is not None and (version + 1) % self.refresh_every == 0,
-            epochs=self.epochs,
+            epochs=self.passes.epochs,
         )
         first = [row for rows in step.first_pass for row in rows]
         tokens_R = [sum(int(first[n].loss_mask.sum()) for n in parts) for parts in by_response(first)]
         batch.metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics.get("sampling/generated_tokens", 0))
         return step
-
-    def _minibatches(self, groups_P: Sequence[Group], step: int, epoch: int) -> list[list[Group]]:
-        """Return the groups of each optimizer step of one pass: the first follows the batch, later ones are drawn.
-
-        Groups of a minibatch keep the order of the batch, so passes of one minibatch are the same.
-        """
-        size = self.minibatch_prompts or max(1, len(groups_P))
-        places = list(range(len(groups_P)))
-        if epoch:
-            places.sort(key=lambda place: derive_seed(self.seed, EPOCHS, step, epoch, place))
-        return [
-            [groups_P[place] for place in sorted(places[first : first + size])] for first in range(0, len(places), size)
-        ]
 
     def learned(self, step: LearnStep, metrics: Metrics) -> Metrics:
         """Adapt to what the learner measured in ``step``; return metrics of what the algorithm had set in it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -15,7 +14,7 @@ from dapo.observe import supervised
 from dapo.observe.console import Console
 from dapo.observe.curve import terminal_curve, terminal_losses, values_in_words
 from dapo.observe.extra import INSTALL, PICTURES, PLOTS, missing
-from dapo.observe.metrics import Row, read_metrics
+from dapo.observe.metrics import Row, accuracy_of, half_of_difference, read_metrics
 from dapo.observe.pictures import write_curve
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, gain, read_samples
@@ -94,6 +93,7 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
 def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType:
     """Numbers of the first and of the last evaluation side by side."""
     evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
+    points = [point for point in map(accuracy_of, evaluated) if point is not None]
     if not evaluated:
         tried = sum(bool(row.get("validation/unscored")) for row in rows)
         said = (
@@ -104,6 +104,8 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
         )
         return Text(said, style="yellow")
     first, last = evaluated[0], evaluated[-1]
+    before, after = points[0], points[-1]
+    change, noise = after.accuracy - before.accuracy, half_of_difference(before, after)
     table = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET)
     table.add_column("held-out")
     for row in (first, last) if last is not first else (first,):
@@ -125,8 +127,7 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
         shown = [_interval(row) if not key else form(row.get(key)) for row in (first, last)]
         style = "bold" if key == "validation/accuracy" else _QUIET if not key else ""
         cells = [Text(text, style=style) for text in (shown if last is not first else shown[:1])]
-        change = last["validation/accuracy"] - first["validation/accuracy"]
-        if key == "validation/accuracy" and abs(change) > math.hypot(_half(first), _half(last)):
+        if key == "validation/accuracy" and abs(change) > noise:
             cells[-1].stylize("green" if change > 0 else "red")
         table.add_row(title, *cells)
     words = Text(counted(rows[-1]["step"], "training step"))
@@ -153,12 +154,6 @@ def paths(run: RunFolder) -> Text:
 
 def _interval(row: Row) -> str:
     return interval(row.get("validation/accuracy_low"), row.get("validation/accuracy_high")) or "–"
-
-
-def _half(row: Row) -> float:
-    """Return half of the accuracy's 95 % interval; 0 where none was recorded."""
-    low, high = row.get("validation/accuracy_low"), row.get("validation/accuracy_high")
-    return 0.0 if low is None or high is None else max(0.0, high - low) / 2
 
 
 def _pair(before: Sample, after: Sample) -> RenderableType:

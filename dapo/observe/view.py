@@ -17,6 +17,7 @@ from rich.text import Text
 
 from dapo.metrics.printed import VIEW
 from dapo.observe import supervised
+from dapo.observe.metrics import accuracy_of, half_of_difference
 from dapo.observe.text import clean, duration, interval, number, percent, sparkline
 from dapo.types.evidence import CollectProgress
 
@@ -125,10 +126,9 @@ def dashboard(state: RunState, width: int, now: float) -> RenderableType:
 def hint_lines(state: RunState) -> list[str]:
     """Return hints from the last numbers alone; the report's rules look closer."""
     lines = []
-    best, last = state.best_validation, state.validation
-    fall = best.get("validation/accuracy", 0.0) - last.get("validation/accuracy", 0.0)
-    if fall > math.hypot(_half(best), _half(last)):
-        lines.append(f"held-out accuracy was {percent(best['validation/accuracy'])} before, and fell")
+    best, last = accuracy_of(state.best_validation), accuracy_of(state.validation)
+    if best and last and best.accuracy - last.accuracy > half_of_difference(best, last):
+        lines.append(f"held-out accuracy was {percent(best.accuracy)} before, and fell")
     first, now = _ends(state.history.get("train/entropy", ()))
     if first is not None and now is not None and now < COLLAPSED * first:
         lines.append(f"entropy is at {percent(now / first, 0)} of its beginning: answers hardly vary any more")
@@ -150,12 +150,6 @@ def _ends(values: Sequence[float]) -> tuple[float | None, float | None]:
     if len(known) < 2 * ENDS:
         return None, None
     return sum(known[:ENDS]) / ENDS, sum(known[-ENDS:]) / ENDS
-
-
-def _half(metrics: Mapping[str, float]) -> float:
-    """Half of the interval of the held-out accuracy."""
-    low, high = metrics.get("validation/accuracy_low"), metrics.get("validation/accuracy_high")
-    return 0.0 if low is None or high is None else max(0.0, high - low) / 2
 
 
 def _progress(state: RunState, now: float) -> RenderableType:

@@ -7,12 +7,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dapo.observe.metrics import AccuracyPoint, half_of_difference
 from dapo.observe.text import number, percent
 from dapo.report.compare import labels_of
 from dapo.report.family import shared
 from dapo.report.page_data import FamilyView, Tone
 from dapo.report.reader import RunContents
-from dapo.report.rules.facts import AccuracyPoint, Facts, half_of_difference
+from dapo.report.rules.facts import Facts
 from dapo.words import counted
 
 NAMED = 2

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 from dapo.metrics.glossary import PHASES
+from dapo.observe.metrics import AccuracyPoint, half_of_difference
 from dapo.observe.sentences import ended_said
 from dapo.observe.text import big, number, percent, seconds_said, sentence
 from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
-from dapo.report.rules.facts import FEWEST, AccuracyPoint, Facts, half_of_difference
+from dapo.report.rules.facts import FEWEST, Facts
 from dapo.report.status import outcome_of, status_of
 from dapo.words import counted
 

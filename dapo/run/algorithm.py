@@ -41,7 +41,7 @@ from dapo.config.schema.kinds import (
 from dapo.config.section import Section
 from dapo.errors import RecipeError
 from dapo.hooks import load
-from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64
+from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64, Passes
 from dapo.loop.entropy import EntropyControl
 from dapo.loop.schedule import Schedule
 from dapo.types.batch import BoolArray, FloatArray, IntArray, Row
@@ -99,9 +99,7 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         kl_in_reward=kl_in_reward(recipe),
         ratio_against=ratio_against(recipe),
         refresh_every=a.reference.refresh_every,
-        minibatch_prompts=recipe.learner.minibatch_prompts,
-        epochs=recipe.learner.epochs_per_rollout,
-        seed=recipe.run.seed,
+        passes=Passes(recipe.learner.minibatch_prompts, recipe.learner.epochs_per_rollout, recipe.run.seed),
         entropy=make_entropy_control(recipe),
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from dapo.observe.metrics import AccuracyPoint, accuracy_of
 from dapo.report.page_data import Advice
 from dapo.report.reader import RunContents
 from dapo.report.status import checkpoint_steps
@@ -27,20 +28,6 @@ class WorstStretch:
     mean: float
     first: int
     last: int
-
-
-@dataclass(frozen=True, slots=True)
-class AccuracyPoint:
-    """A held-out accuracy and its 95 % interval (None where it was not recorded)."""
-
-    step: int
-    accuracy: float
-    interval: tuple[float, float] | None = None
-
-    @property
-    def half(self) -> float:
-        """Half of the interval."""
-        return max(0.0, self.interval[1] - self.interval[0]) / 2 if self.interval else 0.0
 
 
 def learner_restarts(run: RunContents) -> int:
@@ -72,14 +59,7 @@ class Facts:
     @cached_property
     def evaluations(self) -> list[AccuracyPoint]:
         """Held-out accuracies in order of steps, step 0 included."""
-        found = []
-        for row in self.run.rows:
-            accuracy = row.get("validation/accuracy")
-            if accuracy is not None:
-                low, high = row.get("validation/accuracy_low"), row.get("validation/accuracy_high")
-                interval = None if low is None or high is None else (float(low), float(high))
-                found.append(AccuracyPoint(int(row["step"]), float(accuracy), interval))
-        return found
+        return [point for point in map(accuracy_of, self.run.rows) if point is not None]
 
     @cached_property
     def checkpoints(self) -> list[int]:
@@ -205,12 +185,6 @@ class Rule:
                 last_step=found.last,
                 keys=list(found.keys),
             )
-
-
-def half_of_difference(a: AccuracyPoint, b: AccuracyPoint) -> float:
-    """Half of the 95 % interval of the difference of two evaluations, taken as independent (the same problems are
-    asked, so the true one is smaller)."""
-    return math.hypot(a.half, b.half)
 
 
 def _window(count: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dapo.data.load import FEW_HELD_OUT, MANY_PASSES, few_held_out, many_passes
 from dapo.metrics.glossary import lookup
 from dapo.observe.commands import export_said
+from dapo.observe.metrics import AccuracyPoint, half_of_difference
 from dapo.observe.text import clean, number, percent, sentence, shorten
 from dapo.report.problems import count_prompts
-from dapo.report.rules.facts import AccuracyPoint, Facts, Finding, Rule, half_of_difference
+from dapo.report.rules.facts import Facts, Finding, Rule
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 """Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from dapo.algorithms.correction import OffPolicyMask
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.step import step_counts
+from dapo.loop.algorithm import Passes
 
 
 class OneNumber:
@@ -89,7 +90,7 @@ def test_the_gap_is_the_one_before_the_first_epoch(folder):  # noqa: F811
 @pytest.mark.parametrize("size", [2, 4])
 def test_epochs_are_torchs_adamw_on_the_loss_written_out(folder, against, size):  # noqa: F811
     """Minibatches of the second epoch are other ones than those of the first, and old values those of before both."""
-    algorithm = replace(make_algorithm(), minibatch_prompts=size, epochs=2, seed=3)
+    algorithm = replace(make_algorithm(), passes=Passes(size, 2, 3))
     groups = make_groups(5, 4, 2)
     rows_of(groups)  # gives advantages
     rows_M = [algorithm.rows(part) for epoch in range(2) for part in algorithm._minibatches(groups, 1, epoch)]

@@ -18,7 +18,7 @@ from small_recipe import small_recipe
 from dapo.algorithms.keep import judge_group
 from dapo.checkpoint.store import CheckpointStore
 from dapo.errors import EngineError
-from dapo.loop.algorithm import Algorithm
+from dapo.loop.algorithm import Algorithm, Passes
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
 from dapo.loop.reinforcement import Reinforcement
@@ -237,7 +237,7 @@ def make_run(
         return 2 * rewards - 1, np.zeros(len(rewards))
 
     judge = partial(judge_group, metric_is_accuracy=True)
-    given = {"judge": judge, "shape": shape, "minibatch_prompts": minibatch} | (changes or {})
+    given = {"judge": judge, "shape": shape, "passes": Passes(minibatch)} | (changes or {})
     algorithm, recorder = make_algorithm(kind=kind, **given), Recording(log)
     collector = make_collector(
         length=length,

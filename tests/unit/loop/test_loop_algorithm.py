@@ -9,7 +9,7 @@ from scripted import make_algorithm
 from scripted_learner import ScriptedLearner
 from scripted_run import make_run
 
-from dapo.loop.algorithm import Algorithm
+from dapo.loop.algorithm import Algorithm, Passes
 from dapo.loop.entropy import EntropyControl
 from dapo.types.batch import Score, StepBatch
 
@@ -56,9 +56,9 @@ def planned(algorithm, groups, learner):
     return batch.metrics
 
 
-def planned_epochs(step=0, seed=0, **changes):
+def planned_epochs(step=0, seed=0, epochs=3):
     """A step of three epochs over six groups, two of them in a minibatch."""
-    settings = {"truncated_vote": True, "minibatch_prompts": 2, "epochs": 3, "seed": seed} | changes
+    settings = {"truncated_vote": True, "passes": Passes(2, epochs, seed)}
     algorithm = make_algorithm(shape=lambda rewards, lengths, truncated: (rewards, np.zeros(len(rewards))), **settings)
     groups = make_groups(0, 6, 3)
     batch = StepBatch(step + 1, groups, groups)
@@ -99,7 +99,7 @@ def test_tokens_of_several_epochs_count_once_and_are_traced_in_the_last():
 
 def test_a_run_of_two_epochs_counts_its_steps_and_resumes_to_the_same_minibatches(tmp_path):
     def run(folder, **options):
-        made = make_run(folder, changes={"minibatch_prompts": 1, "epochs": 2, "seed": 3}, **options)
+        made = make_run(folder, changes={"passes": Passes(1, 2, 3)}, **options)
         made()
         return made
 

@@ -9,7 +9,7 @@ from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 
 from dapo.errors import EngineError
 from dapo.loop import sync_check
-from dapo.loop.algorithm import trained_metrics
+from dapo.loop.algorithm import Passes, trained_metrics
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.sampling.account import wasted_seconds
 from dapo.loop.sampling.rollouts import Rollouts
@@ -59,7 +59,7 @@ def test_minibatches_are_whole_groups_and_weights_sum_to_one_in_each():
     groups = shaped(algorithm, [make_group(i, [2, 3], [0.0, 1.0]) for i in range(5)])
 
     def minibatches(size, groups):
-        step = make_algorithm(minibatch_prompts=size).plan(
+        step = make_algorithm(passes=Passes(size)).plan(
             StepBatch(1, groups, groups), {}, version=0, rate=lambda n: 0.1 * n
         )
         assert step.learning_rates == [0.1 * n for n in range(len(step.minibatches))]
