@@ -56,7 +56,7 @@ class FileMark(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """What was read of a file of JSON lines."""
+    """The values made of a file of JSON lines, and how far it was read."""
 
     made: list[Any]
     mark: FileMark | None  # None: not a whole line yet

@@ -93,7 +93,7 @@ def test_epochs_are_torchs_adamw_on_the_loss_written_out(folder, against, size):
     algorithm = replace(make_algorithm(), passes=Passes(size, 2, 3))
     groups = make_groups(5, 4, 2)
     rows_of(groups)  # gives advantages
-    rows_M = [algorithm.rows(part) for epoch in range(2) for part in algorithm._minibatches(groups, 1, epoch)]
+    rows_M = [algorithm.rows(part) for epoch in range(2) for part in algorithm.passes.minibatches(groups, 1, epoch)]
     drawn = [[row.group for row in rows] for rows in rows_M]
     assert (drawn[: 4 // size] != drawn[4 // size :]) == (size == 2)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
