@@ -71,9 +71,9 @@ class ServerLease:
             )
 
     async def renew(self, patience: float) -> None:
-        """To be called well within ``SECONDS``. Whoever took it meanwhile shows by the label of its weights."""
+        """Keep the lease; to be called well within ``SECONDS``. A trainer that took it shows by its weights' label."""
         if self._known:
-            with suppress(Unreachable, EngineError):  # whoever needs an answer learns what is wrong
+            with suppress(Unreachable, EngineError):  # the next request says what is wrong
                 await self._claim(patience)
 
     def refuse_label(self, label: str) -> None:

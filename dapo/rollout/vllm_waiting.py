@@ -23,7 +23,7 @@ class Outage:
 
     def __init__(self, address: str, patience: float) -> None:
         self._address, self._patience = address, patience
-        self.over()
+        self._start, self._next_line, self._pause = time.monotonic(), 0.0, _FIRST_PAUSE
 
     @property
     def timeout(self) -> float:
@@ -52,5 +52,4 @@ class Outage:
 
     def over(self) -> None:
         """Begin anew: the server answers."""
-        self._start = time.monotonic()
-        self._next_line, self._pause = 0.0, _FIRST_PAUSE
+        self._start, self._next_line, self._pause = time.monotonic(), 0.0, _FIRST_PAUSE
