@@ -106,7 +106,7 @@ async def _make_certain_tokens(wire: Wire, vocabulary: int, patience: float) -> 
     Returns:
         Whether a request may name a priority.
     """
-    sampling = {"seed": 0, "logprobs": 0, "ignore_eos": True, "detokenize": False}
+    sampling: dict[str, Any] = {"seed": 0, "logprobs": 0, "ignore_eos": True, "detokenize": False}
     sampling |= {"max_tokens": _CERTAIN, "temperature": 0.5, "top_k": 1}
     body: dict[str, Any] = {"token_ids": [vocabulary - 1], "sampling_params": sampling}
     status, answer = await wire.call("POST", GENERATE, {**body, "priority": 1}, timeout=patience)
