@@ -30,8 +30,8 @@ from dapo.errors import EngineError
 from dapo.links import install
 from dapo.models.adapter import is_adapter, write_adapter_parts
 from dapo.models.weights import read_shapes, write_weights
-from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.requests import Gate, ended_before, sequence_of
+from dapo.rollout.inbox import EngineInbox, check_idle
+from dapo.rollout.requests import Gate, sequence_of
 from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_made import RouteShape, VllmResponse, name_of
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, speaking_of
@@ -88,7 +88,8 @@ class VllmEngine:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
-        self._gate = Gate(facts.vocabulary, facts.positions, strings)
+        self._vocabulary, self._strings = facts.vocabulary, strings
+        self._inbox = EngineInbox(Gate(facts.vocabulary, facts.positions, strings))
         self._frozen = {name: list(shape) for name, shape in facts.shapes.items()}  # a tied one once
         self._applies_adapter = adapter_rank is not None
         self._sleeps = settings.sleep and cuda
@@ -99,7 +100,6 @@ class VllmEngine:
         self._lost = False  # a step failed: what was made is here, and vLLM is not asked again
         self._many_workers = settings.tensor_parallel_size > 1
         self._responses: dict[str, VllmResponse] = {}  # by vLLM's request id
-        self._pending: list[SampleEvent] = []  # ended without a token of vLLM's
         self._stats = Counter[str]()
         if facts.has_experts and not cuda:
             raise EngineError(
@@ -134,28 +134,30 @@ class VllmEngine:
             EngineError: A key that is unfinished here already, or a request that does not fit the model.
         """
         self._check_usable()
-        present = {*(response.request.key for response in self._responses.values()), *(e.key for e in self._pending)}
-        check_requests(requests, self._gate, present)
         for request in requests:
             if (tokens := len(request.prompt_ids) + request.sampling.max_tokens) > self._longest:
                 raise EngineError(
                     f"request {request.key} may grow to {tokens} tokens; this engine was started for {self._longest}"
                 )
-        for request in requests:
-            name = name_of(request.key)
-            done = ended_before(request, self.clock, self._gate.strings)
-            if done is not None:
-                self._pending.append(done)
-                continue
-            with speaking_of("taking a request"):
-                self._engine.add_request(
-                    name,
-                    {"prompt_token_ids": sequence_of(request).tolist()},
-                    _sampling_params(request, self._gate.vocabulary),
-                    lora_request=_adapter_request() if self._applies_adapter else None,
-                    priority=request.priority,
-                )
-            self._responses[name] = VllmResponse(request, self._routes)
+        self._inbox.accept(requests, self.clock)
+        while len(self._inbox.queue):
+            request = self._inbox.queue.pop()
+            try:
+                self._add(request)
+            except EngineError:
+                self._inbox.queue.push_front([request])  # for ``abort``
+                raise
+            self._responses[name_of(request.key)] = VllmResponse(request, self._routes)
+
+    def _add(self, request: SampleRequest) -> None:
+        with speaking_of("taking a request"):
+            self._engine.add_request(
+                name_of(request.key),
+                {"prompt_token_ids": sequence_of(request).tolist()},
+                _sampling_params(request, self._vocabulary),
+                lora_request=_adapter_request() if self._applies_adapter else None,
+                priority=request.priority,
+            )
 
     def _check_usable(self) -> None:
         if self._engine is None:
@@ -167,28 +169,27 @@ class VllmEngine:
         """Decode until at least one response has ended, or nothing is left; with ``timeout`` a step at least, and no
         further one after so many seconds.
         """
-        events, self._pending = self._pending, []
+        events = self._inbox.take_ended()
         until = math.inf if timeout is None else time.monotonic() + timeout
         while not events and self._responses:
             self._check_usable()
             events = self._step()
             if time.monotonic() >= until:
                 break
-        return sorted(events, key=lambda event: (event.tick, event.key))
+        return self._inbox.hand_out(events)
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
         """Take back unfinished responses with the tokens made so far. Keys unknown here are ignored."""
-        named = {name_of(key) for key in keys} if keys is not None else None
-        events = [e for e in self._pending if named is None or name_of(e.key) in named]
-        self._pending = [] if named is None else [e for e in self._pending if name_of(e.key) not in named]
-        chosen = [name for name in self._responses if named is None or name in named]
+        named = self._inbox.names(keys)
+        events, _ = self._inbox.take_back(named, self.clock)
+        chosen = [name for name, response in self._responses.items() if response.request.key in named]
         events += [self._responses.pop(name).event(FinishReason.ABORTED, self.clock) for name in chosen]
         if chosen and not self._lost:
             try:
                 self._engine.abort_request(chosen)
             except Exception:  # what there is goes to the caller all the same; the next call says what is wrong
                 self._lost = True
-        return sorted(events, key=lambda event: event.key)
+        return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
 
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Take new weights and forget keys and values of the old ones.
@@ -322,7 +323,7 @@ class VllmEngine:
             if not response.token_ids:
                 self._stats["prefill_tokens"] += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
             made += len(new.token_ids)
-            end = response.take_in(new, self.version, self._gate.strings)
+            end = response.take_in(new, self.version, self._strings)
             if end is not None:
                 if new.finish_reason is None:  # vLLM would go on
                     self._engine.abort_request([output.request_id])

@@ -35,7 +35,7 @@ from dapo.rollout.vllm_http import (
 from dapo.rollout.vllm_lease import ServerLease
 from dapo.rollout.vllm_route import PublishedFolder, ServerWeights
 from dapo.rollout.vllm_startup import ServerFacts
-from dapo.rollout.vllm_waiting import AGAIN, Waiting, tell_slow
+from dapo.rollout.vllm_waiting import AGAIN, Outage
 from dapo.types.batch import Key, SampleEvent, SampleRequest
 from dapo.types.enums import FinishReason
 
@@ -113,10 +113,6 @@ class Dispatcher:
         """Responses that have not ended."""
         return len(self.waiting) + len(self.flights) + len(self.refused)
 
-    def keys(self) -> set[Key]:
-        """Responses that cannot be submitted again."""
-        return {*self.waiting.keys(), *self.flights, *self.refused, *(event.key for event in list(self.ended))}
-
     async def submit(self, requests: list[SampleRequest]) -> None:
         for request in requests:
             self.waiting.push(request)
@@ -136,8 +132,7 @@ class Dispatcher:
         if self.failure is not None:
             raise self.failure
 
-    async def abort(self, keys: set[Key] | None) -> list[SampleEvent]:
-        named = self.keys() if keys is None else keys
+    async def abort(self, named: set[Key]) -> list[SampleEvent]:
         taken = [request.key for request in self.waiting.take_out(named)]
         taken += [key for key in list(self.refused) if key in named and self.refused.pop(key)]
         for key in taken:
@@ -153,7 +148,7 @@ class Dispatcher:
         self.ended.clear()
         self.ended.extend(kept)
         self._fill()
-        return sorted(events, key=lambda event: event.key)
+        return events
 
     async def close(self) -> None:
         """Let go of everything. A server aborts requests whose connection is gone."""
@@ -316,9 +311,14 @@ class Dispatcher:
         try:
             if self._losses:  # one that is about to go down still calls itself well for a moment
                 await asyncio.sleep(_FIRST_PAUSE * 3 ** (min(max(self._losses.values()), _MOST_LOSSES) - 1))
-            while not await self._has_wanted(reason):
-                pass
-            self._well = True
+            outage = Outage(self._wire.address, self._patience)
+            while not self._well:
+                try:
+                    await self._look(reason, outage)
+                    outage.over()
+                except Unreachable as error:
+                    if not await outage.wait(str(error)):
+                        raise self._gone(str(error)) from error
         except EngineError as error:
             self.failure = error
             self._ground()
@@ -327,52 +327,48 @@ class Dispatcher:
             self._tell()
         self._fill()
 
-    async def _has_wanted(self, reason: str) -> bool:
-        """One look at the server, and one load if it needs one. True: it held the weights wanted when we looked."""
-        waiting, pause = Waiting(self._wire.address, self._patience), _FIRST_PAUSE
-        while True:
-            wanted = self._wanted
-            assert wanted is not None
-            try:
-                label = await self._wire.weight_label(waiting.timeout)
-                waiting.over()
-                if label == wanted.label:
-                    await self._route.resume(self._patience)
-                    self._loaded = wanted
-                    return wanted is self._wanted
-                if self._loaded is not None and not label.startswith(self._name):
-                    self._lease.refuse_label(label)
-                    log.warning("the server at %s was started again (%s)", self._wire.address, reason)
-                    self.counts["restarts"] += 1
-                    self._route = ServerWeights(self._wire)
-                    self._count_death()
-                elif self._loaded is None or label != self._loaded.label:  # a load of ours that ended half-way
-                    self._ground()
-                await self._route.load(wanted, max(self._patience, _LOAD_SECONDS))
-                self._loaded = wanted
-                waiting = Waiting(self._wire.address, self._patience)
-            except Unreachable as error:
-                if waiting.left < 0:
-                    raise waiting.gone(str(error), self.unfinished) from error
-                waiting.tell(str(error), self.unfinished)
-                await asyncio.sleep(min(pause, max(0.0, waiting.left)))
-                pause = min(2 * pause, 2.0)
+    async def _look(self, reason: str, outage: Outage) -> None:
+        """Load the wanted weights if the server lacks them; it is well if it had them when we looked."""
+        wanted = self._wanted
+        assert wanted is not None
+        label = await self._wire.weight_label(outage.timeout)
+        if label == wanted.label:
+            await self._route.resume(self._patience)
+            self._loaded = wanted
+            self._well = wanted is self._wanted
+            return
+        if self._loaded is not None and not label.startswith(self._name):
+            self._lease.refuse_label(label)
+            log.warning("the server at %s was started again (%s)", self._wire.address, reason)
+            self.counts["restarts"] += 1
+            self._route = ServerWeights(self._wire)
+            self._count_death()
+        elif self._loaded is None or label != self._loaded.label:  # a load of ours that ended half-way
+            self._ground()
+        await self._route.load(wanted, max(self._patience, _LOAD_SECONDS))
+        self._loaded = wanted
+
+    def _gone(self, last: str) -> EngineError:
+        return EngineError(
+            f"the vLLM server at {self._wire.address} did not answer for {self._patience:.0f} s (last: {last}) while "
+            f"{self.unfinished} responses were under way. Start it again and continue with `dapo train --resume`: what "
+            "was finished is kept. If it only needs longer to come back, raise `rollout.server.patience`"
+        )
 
     async def _watch(self) -> None:
         """Keep the lease; and while nothing returns, look whether the server still is who it was."""
         loop, slow = asyncio.get_running_loop(), AGAIN
         while True:
             await asyncio.sleep(self._heartbeat)
-            if self.failure is None and (lost := await self._lease.renew(self._patience)):
-                self.failure = lost
-                self._ground()
+            await self._lease.renew(self._patience)
             believed, silence = self._loaded, loop.time() - self._last_news
             if not (self.flights and self._well and believed) or silence < self._heartbeat:
                 slow = AGAIN
                 continue
             if silence > slow:
                 slow = 2 * silence
-                tell_slow(self._wire.address, len(self.flights), silence)
+                said = "the vLLM server at %s has ended none of %d responses for %.0f s; still waiting for it"
+                log.warning(said, self._wire.address, len(self.flights), silence)
             try:
                 label = await self._wire.weight_label(self._patience)
                 paused = await self._wire.is_paused(self._patience)

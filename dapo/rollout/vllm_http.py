@@ -30,7 +30,14 @@ _BYTES_PER_TOKEN = 2**11  # of an answer that does; vLLM writes some 150
 
 
 class Unreachable(Exception):
-    """No usable answer: no connection, a broken one, no answer in time, or a server that calls itself ill."""
+    """No usable answer: no connection, a broken one, no answer in time, or a server that calls itself ill.
+
+    ``status``: of an answer that came; else 0.
+    """
+
+    def __init__(self, said: str, status: int = 0) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 class Wire:
@@ -172,7 +179,7 @@ class Wire:
         """
         status, answer = await self.call("GET", "/health", timeout=timeout)
         if status != 200:
-            raise Unreachable(f"/health answered {status}: {words(answer)}")
+            raise Unreachable(f"/health answered {status}: {words(answer)}", status)
         answer = await self.must("GET", "/weight_info", timeout=timeout)
         if not isinstance(answer, dict) or not isinstance(answer.get("weight_version"), str):
             raise EngineError(not_vllm(self.address, "/weight_info", answer, "{'weight_version': ...}"))

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar
 
 from dapo.errors import EngineError
 from dapo.models.weights import read_shapes
-from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.requests import Gate, ended_before
+from dapo.rollout.inbox import EngineInbox, check_idle
+from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_dispatch import Dispatcher
 from dapo.rollout.vllm_http import Unreachable, Wire
@@ -49,7 +49,6 @@ class ServerEngine:
         work: What this trainer works on, such as its run folder; an error of another trainer names it.
         vocabulary: Rows of the model's embedding.
         longest: Tokens of prompt and response together that the run may ask for.
-        config: The model's configuration; a server with another one is refused. None: not compared.
         slots: Requests at the server at once; the rest wait here.
         patience: Seconds that a server may be away, at the start and later.
         api_key: Sent with every request.
@@ -69,7 +68,6 @@ class ServerEngine:
         *,
         vocabulary: int,
         longest: int,
-        config: Mapping[str, Any] | None = None,
         slots: int | None = None,
         patience: float = 600.0,
         api_key: str | None = None,
@@ -80,7 +78,6 @@ class ServerEngine:
         self.version = 0
         self._name = f"{TRAINER}{secrets.token_hex(4)}"
         self._published: PublishedFolder | None = None
-        self._pending: list[SampleEvent] = []
         self._clock_seen = -1
         self._busy, self._since = 0.0, math.inf
         self._shapes: dict[str, list[int]] = {}
@@ -91,9 +88,9 @@ class ServerEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._name} server", daemon=True)
         self._thread.start()
         try:
-            facts = self._call(self._begin(longest, vocabulary, config))
-            self._gate = Gate(vocabulary, facts.context, strings)
-            self._dispatcher = self._call(self._dispatch(facts, heartbeat))
+            facts = self._call(self._begin(longest, vocabulary))
+            self._inbox = EngineInbox(Gate(vocabulary, facts.context, strings))
+            self._dispatcher = self._call(self._dispatch(facts, heartbeat, strings))
         except BaseException:
             self._call(self._give_up())
             self._stop()
@@ -116,16 +113,8 @@ class ServerEngine:
             raise EngineError(
                 "requests came before the first publish; the server may hold another run's weights: publish first"
             )
-        present = {*self._call(self._keys()), *(event.key for event in self._pending)}
-        check_requests(requests, self._gate, present)
-        going: list[SampleRequest] = []
-        for request in requests:
-            event = ended_before(request, self.clock, self._gate.strings)
-            if event is None:
-                going.append(request)
-            else:
-                self._pending.append(event)
-        self._call(self._dispatcher.submit(going))
+        accepted = self._inbox.accept(requests, self.clock)
+        self._call(self._dispatcher.submit([self._inbox.queue.pop() for _ in accepted]))
         self._mark()
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
@@ -134,11 +123,11 @@ class ServerEngine:
         Raises:
             EngineError: The server refused a request, or was away for too long. ``abort`` works then, too.
         """
-        if not self._pending:
+        events = self._inbox.take_ended()
+        if not events:
             self._call(self._dispatcher.wait(timeout))
         self._mark()
         # Taken here and not in the other thread: Ctrl-C while this thread waits must not lose events.
-        events, self._pending = self._pending, []
         ended = self._dispatcher.ended
         while ended:
             events.append(ended.popleft())
@@ -150,22 +139,18 @@ class ServerEngine:
         if self._dispatcher.clock == self._clock_seen:
             self._dispatcher.clock += 1  # whoever waits for a later step while responses end shall see one
         self._clock_seen = self._dispatcher.clock
-        return sorted(events, key=lambda event: (event.tick, event.key))
+        return self._inbox.hand_out(events)
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
         """Take back responses with the tokens made so far. Keys unknown here are ignored.
 
         While the server is away they come back empty: what it had made is gone, or not worth the wait.
         """
-        named = None if keys is None else set(keys)
-        events = [event for event in self._pending if named is None or event.key in named]
-        if named is None:
-            self._pending = []
-        else:
-            self._pending = [event for event in self._pending if event.key not in named]
+        named = self._inbox.names(keys)
+        events, _ = self._inbox.take_back(named, self.clock)
         events += self._call(self._dispatcher.abort(named))
         self._mark()
-        return sorted(events, key=lambda event: event.key)
+        return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
 
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Hand the ticket's folder to the server, and return when it runs these weights.
@@ -227,23 +212,20 @@ class ServerEngine:
         """Drop everything unfinished."""
         if self._loop.is_closed():
             return
-        self._pending.clear()
         self._call(self._dispatcher.close())
         self._stop()
 
     # ------------------------------------------------------------------ the other thread
 
-    async def _begin(self, longest: int, vocabulary: int, config: Mapping[str, Any] | None) -> ServerFacts:
+    async def _begin(self, longest: int, vocabulary: int) -> ServerFacts:
         await self._wire.open()
-        return await inspect(
-            self._wire, self._lease, longest=longest, vocabulary=vocabulary, patience=self._patience, config=config
-        )
+        return await inspect(self._wire, self._lease, longest=longest, vocabulary=vocabulary, patience=self._patience)
 
     async def _give_up(self) -> None:
         await self._lease.release(_RELEASE_SECONDS)
         await self._wire.close()
 
-    async def _dispatch(self, facts: ServerFacts, heartbeat: float) -> Dispatcher:
+    async def _dispatch(self, facts: ServerFacts, heartbeat: float, strings: StopStrings | None) -> Dispatcher:
         return Dispatcher(
             self._wire,
             name=self._name,
@@ -252,7 +234,7 @@ class ServerEngine:
             heartbeat=heartbeat,
             facts=facts,
             lease=self._lease,
-            strings=self._gate.strings,
+            strings=strings,
         )
 
     async def _sums(self) -> list[Any] | None:
@@ -264,9 +246,6 @@ class ServerEngine:
         except Unreachable:
             return None  # whoever samples next waits for it, and it gets the published weights again
         return answers if self._published is not None and label == self._published.label else None
-
-    async def _keys(self) -> set[Key]:
-        return self._dispatcher.keys()
 
     def _raise_failure(self) -> None:
         if self._dispatcher.failure is not None:

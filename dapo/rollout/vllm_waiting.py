@@ -1,84 +1,55 @@
-"""Messages while dapo waits for a vLLM server: at once, then rarely, and when it answers again."""
+"""How long a vLLM server that does not answer is waited for, and what the log says meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-
-from dapo.errors import EngineError
 
 log = logging.getLogger(__name__)
 
 AGAIN = 60.0  # seconds between two lines on one outage
-_MUTE = 5.0  # seconds that the first answer may take
-_LEAST = 0.1  # seconds that any answer may take
+ANSWER = 30.0  # seconds that one answer may take
+_FIRST_PAUSE, _PAUSE = 0.1, 2.0  # seconds between two looks: the first, the longest
 
 
-class Waiting:
-    """One outage: how long the server is waited for, and what is said meanwhile.
+class Outage:
+    """Waits for one server.
 
     Args:
         address: The server's.
-        patience: Seconds that it is waited for.
-        silent: Seconds before the first line.
+        patience: Seconds that it may be away at a time.
     """
 
-    def __init__(self, address: str, patience: float, silent: float = 0.0) -> None:
+    def __init__(self, address: str, patience: float) -> None:
         self._address, self._patience = address, patience
-        self._start = time.monotonic()
-        self._next, self._told = self._start + silent, False
-        self._mute = silent or _MUTE
-
-    @property
-    def left(self) -> float:
-        """Seconds that it is waited for yet; negative once patience is spent."""
-        return self._start + self._patience - time.monotonic()
+        self._start, self._next_line, self._pause = time.monotonic(), 0.0, _FIRST_PAUSE
 
     @property
     def timeout(self) -> float:
-        """Seconds for its next answer: few, until a line has said that it is waited for."""
-        return max(_LEAST, min(self.left, AGAIN if self._told else min(self._mute, AGAIN)))
+        """Seconds for its next answer."""
+        return max(_FIRST_PAUSE, min(self._left, ANSWER))
 
-    def tell(self, reason: str, unfinished: int | None = None) -> None:
-        """Report that the server does not answer.
+    @property
+    def _left(self) -> float:
+        return self._start + self._patience - time.monotonic()
 
-        Args:
-            reason: What came instead.
-            unfinished: Responses that were under way, once there may be some.
-        """
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next, self._told = now + AGAIN, True
-        kept = "" if unfinished is None else f"; {unfinished} responses wait for it, and none is lost"
-        log.warning(
-            "waiting for the vLLM server at %s, for up to %.0f s more (rollout.server.patience): %s%s",
-            self._address,
-            max(0.0, self.left),
-            reason,
-            kept,
-        )
-
-    def gone(self, last: str, unfinished: int) -> EngineError:
-        """Return the error that ends the run when patience is spent."""
-        return EngineError(
-            f"the vLLM server at {self._address} did not answer for {self._patience:.0f} s (last: {last}) while "
-            f"{unfinished} responses were under way. Start it again and continue with `dapo train --resume`: what was "
-            "finished is kept. If it only needs longer to come back, raise `rollout.server.patience`"
-        )
+    async def wait(self, reason: str) -> bool:
+        """Sleep until the next look at the server, and log why at times; False: patience is spent."""
+        if self._left < 0:
+            return False
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + AGAIN
+            log.warning(
+                "waiting for the vLLM server at %s, for up to %.0f s more (rollout.server.patience): %s",
+                self._address,
+                self._left,
+                reason,
+            )
+        await asyncio.sleep(min(self._pause, max(0.0, self._left)))
+        self._pause = min(2 * self._pause, _PAUSE)
+        return True
 
     def over(self) -> None:
-        """Report that the server answers again."""
-        if self._told:
-            log.warning("the vLLM server at %s answers, after %.0f s", self._address, time.monotonic() - self._start)
-            self._told, self._next = False, 0.0
-
-
-def tell_slow(address: str, unfinished: int, silence: float) -> None:
-    """Warn of a server that reports good health and ends no response."""
-    log.warning(
-        "the vLLM server at %s calls itself well and has ended none of %d responses for %.0f s; still waiting for it",
-        address,
-        unfinished,
-        silence,
-    )
+        """Begin anew: the server answers."""
+        self._start, self._next_line, self._pause = time.monotonic(), 0.0, _FIRST_PAUSE

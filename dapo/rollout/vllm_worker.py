@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,25 +42,19 @@ class WeightWorker:
         """Return the checksums of this worker's weights: ``vllm_sums.weight_sums``."""
         return weight_sums(self.model_runner.get_model(), shapes)
 
-    def model_facts(self) -> dict[str, Any]:
-        """Return the model's configuration (its numbers, words and flags), compared before any request."""
-        config = self.model_runner.model_config.hf_config.to_dict()
-        return {"config": json.loads(json.dumps(config, default=str))}
-
-    def claim_server(self, name: str, who: str, seconds: float, instead_of: str = "") -> dict[str, Any]:
+    def claim_server(self, name: str, who: str, seconds: float) -> dict[str, Any]:
         """Take or renew the lease of a trainer on this server, unless another one holds it.
 
         Args:
             name: Of the trainer.
             who: It in words: its run, process and machine.
             seconds: For which no other trainer may have the server.
-            instead_of: Name of a trainer that is known to be dead.
 
         Returns:
             ``name`` and ``who`` of the holder, and for how many ``seconds`` yet.
         """
         lease, now = self.dapo_lease, time.monotonic()
-        if lease.name in ("", name, instead_of) or lease.end <= now:
+        if lease.name in ("", name) or lease.end <= now:
             self.dapo_lease = lease = Lease(name, who, now + seconds)
         return {"name": lease.name, "who": lease.who, "seconds": lease.end - now}
 

@@ -274,6 +274,26 @@ def test_a_server_killed_and_started_again_gets_the_published_weights(make, mode
     assert all((event.versions == 2).all() for event in events.values())
 
 
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [(1, r"tensors for which nothing was published \(model\.layers\.1\."), (3, "it was started with")],
+)
+def test_a_server_of_another_model_is_refused_at_the_first_publish(make, server, tmp_path, layers, said):
+    """By its checksums, or by its loader, which leaves it broken."""
+    engine = make()
+    folder = make_tiny_model(tmp_path / "other", "llama", heads=2, vocabulary=ROWS, layers=layers)
+    other = load_model(str(folder), device="cpu")
+
+    def publish():
+        engine.load(Published(other.model).ticket(2, tmp_path))
+        engine.checksums()
+
+    with pytest.raises(EngineError, match=said):
+        publish()
+    server.kill()
+    server.start()
+
+
 def test_a_server_killed_for_good(make, server, model):
     engine = make(patience=2.0)
     count = under_way(engine, 6)

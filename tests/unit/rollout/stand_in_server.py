@@ -48,7 +48,7 @@ class StandIn:
     def __init__(self, **options: Any) -> None:
         self.options = {
             "dev": True, "scale_out": True, "raw": None, "context": 64, "rows": 40, "extension": True,
-            "priority": True, "key": None, "config": {}, "strange": [], "likeliest": True, "spoil": {},
+            "priority": True, "key": None, "strange": [], "spoil": {},
         } | options  # fmt: skip
         self.generated: list[dict[str, Any]] = []
         self.routes = Counter[str]()
@@ -222,8 +222,6 @@ class StandIn:
             return 500, {"error": {"message": f"Worker failed: 'CPUWorker' object has no attribute '{method}'"}}
         if method in ("claim_server", "release_server"):
             return 200, {"results": [getattr(self.worker, method)(**body["kwargs"])]}
-        if method == "model_facts":
-            return 200, {"results": [{"config": self.options["config"]}]}
         if method == "weight_sums":
             sums = {name: ["float32", checksum(torch.tensor(self.value))] for name in body["kwargs"]["shapes"]}
             return 200, {"results": [{"sums": sums, "unread": [], "strange": self.options["strange"], "stale": []}]}
@@ -259,20 +257,12 @@ class StandIn:
             tokens, finish = tokens[: self.partial], "abort"
         made += [self.made() for _ in tokens[len(made) :]]
         logprobs = [value for _, value in made]
-        if probe and body["token_ids"] == [0]:  # a padding row: all words are equally likely
-            logprobs = [-3.7] * len(tokens)
-        elif probe:
+        if probe:
             logprobs = [0.0 if self.options["raw"] is None else self.options["raw"]] * len(tokens)
         if self.logprob is not None and len(tokens) > 3:
             logprobs[3] = self.logprob
         spans = [{"version": label, "start": t, "end": t + 1} for t, (label, _) in enumerate(made)]
         content = [{"token_id": token, "logprob": logprobs[t]} for t, token in enumerate(tokens)]
-        if self.options["likeliest"] and (wanted := sampling["logprobs"]):
-            scale = 1.0 if self.options["raw"] is not None else sampling["temperature"]
-            sampled = 5 if sampling["temperature"] > 1 else 9  # vLLM names it first, and cuts the list behind it
-            content[0]["top_logprobs"] = [
-                {"token_id": t, "logprob": -0.1 - 2.0 * t / scale} for t in (sampled, *range(wanted))
-            ][:wanted]
         choice = {"token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish}
         told = {} if self.cached is None else {"usage": {"prompt_tokens_details": {"cached_tokens": self.cached}}}
         return 200, {"choices": [choice | {"weight_versions": spans}], **told}

@@ -311,10 +311,9 @@ def test_a_ticket_that_does_not_lead_to_a_server_is_refused_by_name(make, tmp_pa
     [
         ({"dev": False}, "VLLM_SERVER_DEV_MODE=1"),
         ({"scale_out": False}, "--enable-scale-out"),
-        ({"raw": -0.4}, "-0.4.* instead of 0,.*--logprobs-mode processed_logprobs"),
-        ({"raw": 0.0}, "went from 2 to 2 .*--logprobs-mode processed_logprobs"),  # a model sure of itself
+        ({"raw": -0.4}, "-0.4.* instead of 0 each; .*--logprobs-mode processed_logprobs"),
         ({"context": 59}, "takes 59 tokens.*needs 60.*--max-model-len 60"),
-        ({"rows": 39}, "does not know token 39.*vocabulary of 40.*model.path"),
+        ({"rows": 39}, "out of vocabulary.* sent token 39.*vocabulary of 40.*model.path"),
         ({"key": "secret"}, "401.*api_key_variable"),
     ],
 )
@@ -332,8 +331,7 @@ def test_no_server_at_all(tmp_path):
 
 
 @pytest.mark.whole
-def test_whoever_waits_for_a_server_is_told_so(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dapo.rollout.vllm_startup._SILENT_SECONDS", 0.2)
+def test_whoever_waits_for_a_server_is_told_so(tmp_path, caplog):
     server = StandIn()
     server.ill = True
     with caplog.at_level("WARNING"), ThreadPoolExecutor(1) as other:
@@ -341,11 +339,10 @@ def test_whoever_waits_for_a_server_is_told_so(tmp_path, caplog, monkeypatch):
         wait_for(lambda: server.routes["/health"] > 1 and caplog.records)
         server.ill = False
         engine.result().close()
-    told, over = [record.getMessage() for record in caplog.records]
+    (told,) = [record.getMessage() for record in caplog.records]
     assert re.match(
         rf"waiting for the vLLM server at {server.address}, for up to (600|5\d\d) s more \(rollout.server", told
     )
-    assert over.startswith(f"the vLLM server at {server.address} answers, after ")
     server.kill()
 
 
