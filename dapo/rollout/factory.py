@@ -87,6 +87,7 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
             spec.server.work,
             vocabulary=facts.vocabulary,
             longest=spec.longest,
+            config=facts.config,
             slots=spec.slots,
             patience=rollout.server.patience,
             api_key=spec.server.api_key,

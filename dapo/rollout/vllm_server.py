@@ -49,6 +49,7 @@ class ServerEngine:
         work: What this trainer works on, such as its run folder; an error of another trainer names it.
         vocabulary: Rows of the model's embedding.
         longest: Tokens of prompt and response together that the run may ask for.
+        config: The model's configuration, compared with the server's; None: not compared.
         slots: Requests at the server at once; the rest wait here.
         patience: Seconds that a server may be away, at the start and later.
         api_key: Sent with every request.
@@ -68,6 +69,7 @@ class ServerEngine:
         *,
         vocabulary: int,
         longest: int,
+        config: Mapping[str, Any] | None = None,
         slots: int | None = None,
         patience: float = 600.0,
         api_key: str | None = None,
@@ -88,7 +90,7 @@ class ServerEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._name} server", daemon=True)
         self._thread.start()
         try:
-            facts = self._call(self._begin(longest, vocabulary))
+            facts = self._call(self._begin(longest, vocabulary, config))
             self._inbox = EngineInbox(Gate(vocabulary, facts.context, strings))
             self._dispatcher = self._call(self._dispatch(facts, heartbeat, strings))
         except BaseException:
@@ -217,9 +219,11 @@ class ServerEngine:
 
     # ------------------------------------------------------------------ the other thread
 
-    async def _begin(self, longest: int, vocabulary: int) -> ServerFacts:
+    async def _begin(self, longest: int, vocabulary: int, config: Mapping[str, Any] | None) -> ServerFacts:
         await self._wire.open()
-        return await inspect(self._wire, self._lease, longest=longest, vocabulary=vocabulary, patience=self._patience)
+        return await inspect(
+            self._wire, self._lease, longest=longest, vocabulary=vocabulary, patience=self._patience, config=config
+        )
 
     async def _give_up(self) -> None:
         await self._lease.release(_RELEASE_SECONDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ from dapo.rollout.vllm_waiting import Outage
 
 _EXACT = 1e-6
 _CERTAIN = 4  # tokens of which only one is possible
+_UNSEEN = re.compile(r"rope|rotary|eps(ilon)?$")
+"""Settings of a configuration that change neither a tensor nor, by much, the few short rows of the sync check."""
 _FIRST_TOKENS_SECONDS = 180.0  # a fresh server still compiles at its first request
 
 
@@ -26,10 +30,19 @@ class ServerFacts:
     priority: bool  # a request may name one (a server that does not order by it takes no notice)
 
 
-async def inspect(wire: Wire, lease: ServerLease, *, longest: int, vocabulary: int, patience: float) -> ServerFacts:
+async def inspect(
+    wire: Wire,
+    lease: ServerLease,
+    *,
+    longest: int,
+    vocabulary: int,
+    patience: float,
+    config: Mapping[str, Any] | None = None,
+) -> ServerFacts:
     """Refuse a server that cannot serve this run, before any work is spent.
 
-    That its model is the run's is seen at the first publish: by its tensors, their checksums and the sync check.
+    That its model is the run's is seen at the first publish: by its tensors, their checksums and the sync check. What
+    these hardly see is compared here.
 
     Args:
         wire: To the server.
@@ -37,11 +50,12 @@ async def inspect(wire: Wire, lease: ServerLease, *, longest: int, vocabulary: i
         longest: Tokens of prompt and response together that the run may ask for.
         vocabulary: Token ids of the run's model.
         patience: Seconds that the server may be away.
+        config: The run's model configuration; None: not compared.
 
     Raises:
         EngineError: It cannot be reached for ``patience`` seconds, runs without development mode, serves another
-            trainer, its context is shorter than ``longest``, its vocabulary smaller, or its log-probabilities are not
-            the sampler's.
+            trainer, its context is shorter than ``longest``, its vocabulary smaller, its norms or rotations are others,
+            or its log-probabilities are not the sampler's.
     """
     label = await _first_answer(wire, patience)
     patience = max(patience, _FIRST_TOKENS_SECONDS)
@@ -53,6 +67,7 @@ async def inspect(wire: Wire, lease: ServerLease, *, longest: int, vocabulary: i
                 f"needs {longest}: start it with --max-model-len {longest}, or lower rollout.max_response_tokens"
             )
         await lease.take(patience, label)
+        await _compare_unseen(wire, config or {}, patience)
         if await wire.is_paused(patience):  # left behind by a trainer that died within a publish
             await wire.must("POST", "/resume", timeout=patience)
         priority = await _make_certain_tokens(wire, vocabulary, patience)
@@ -96,6 +111,33 @@ def _context(wire: Wire, models: Any) -> int | None:
         return found
     expected = "{'data': [{'id': ..., 'max_model_len': a number}]}"
     raise EngineError(not_vllm(wire.address, "/v1/models", models, expected))
+
+
+async def _compare_unseen(wire: Wire, config: Mapping[str, Any], patience: float) -> None:
+    """Compare what tensors do not show; a server without our worker extension says nothing of it.
+
+    Raises:
+        EngineError: a setting differs.
+    """
+    answers = await wire.workers("model_config", patience)
+    ours, theirs = dict(_unseen(config)), dict(_unseen(answers[0] if answers else {}))
+    other = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+    if other:
+        said = "; ".join(f"{name} is {theirs[name]} there and {ours[name]} here" for name in other[:4])
+        raise EngineError(
+            f"the vLLM server at {wire.address} runs another model than this run: {said}. Start it on the folder in "
+            "`model.path`"
+        )
+
+
+def _unseen(config: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of such settings, of nested configurations as well."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _unseen(value, f"{name}.")
+        elif _UNSEEN.search(name):
+            yield name, list(value) if isinstance(value, tuple) else value
 
 
 async def _make_certain_tokens(wire: Wire, vocabulary: int, patience: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,11 @@ class WeightWorker:
     def weight_sums(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """Return the checksums of this worker's weights: ``vllm_sums.weight_sums``."""
         return weight_sums(self.model_runner.get_model(), shapes)
+
+    def model_config(self) -> dict[str, Any]:
+        """Return the model's configuration: its numbers, words and flags."""
+        config: dict[str, Any] = json.loads(json.dumps(self.model_runner.model_config.hf_config.to_dict(), default=str))
+        return config
 
     def claim_server(self, name: str, who: str, seconds: float) -> dict[str, Any]:
         """Take or renew the lease of a trainer on this server, unless another one holds it.

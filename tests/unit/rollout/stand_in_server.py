@@ -48,7 +48,7 @@ class StandIn:
     def __init__(self, **options: Any) -> None:
         self.options = {
             "dev": True, "scale_out": True, "raw": None, "context": 64, "rows": 40, "extension": True,
-            "priority": True, "key": None, "strange": [], "spoil": {},
+            "priority": True, "key": None, "config": {}, "strange": [], "spoil": {},
         } | options  # fmt: skip
         self.generated: list[dict[str, Any]] = []
         self.routes = Counter[str]()
@@ -222,6 +222,8 @@ class StandIn:
             return 500, {"error": {"message": f"Worker failed: 'CPUWorker' object has no attribute '{method}'"}}
         if method in ("claim_server", "release_server"):
             return 200, {"results": [getattr(self.worker, method)(**body["kwargs"])]}
+        if method == "model_config":
+            return 200, {"results": [self.options["config"]]}
         if method == "weight_sums":
             sums = {name: ["float32", checksum(torch.tensor(self.value))] for name in body["kwargs"]["shapes"]}
             return 200, {"results": [{"sums": sums, "unread": [], "strange": self.options["strange"], "stale": []}]}

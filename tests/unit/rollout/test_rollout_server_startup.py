@@ -89,6 +89,37 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(tmp_path):
             ServerEngine(address, "runs/one", vocabulary=40, longest=60)
 
 
+CONFIG = {"vocab_size": 40, "rope_parameters": {"rope_theta": 1e4, "factor": [1, 2]}, "rms_norm_eps": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"rope_parameters": {"rope_theta": 1e6}}, r"rope_parameters\.rope_theta is 1000000.0 there and 10000.0 here"),
+        ({"rope_parameters": {"factor": [1, 3]}}, r"rope_parameters\.factor is \[1, 3\] there"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05 there and 1e-06 here"),
+    ],
+)
+def test_what_tensors_do_not_show_is_compared_before_a_token_is_sent(tmp_path, other, says):
+    server = StandIn(config=CONFIG | other)
+    try:
+        with pytest.raises(EngineError, match=rf"another model than this run: .*{says}.*model\.path"):
+            ServerEngine(server.address, "runs/one", vocabulary=40, longest=60, config=CONFIG)
+        assert server.routes["/inference/v1/generate"] == 0
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    "options", [{"config": CONFIG | {"dtype": "bfloat16", "num_hidden_layers": 5}}, {"config": {}}]
+)
+def test_other_settings_of_a_configuration_are_left_to_tensors_and_the_sync_check(tmp_path, options):
+    server = StandIn(**options)
+    config = CONFIG | {"rope_parameters": {"rope_theta": 1e4, "factor": (1, 2)}}
+    ServerEngine(server.address, "runs/one", vocabulary=40, longest=60, config=config).close()
+    server.kill()
+
+
 def test_a_server_that_dies_of_the_last_token_is_told_as_one_with_fewer(tmp_path):
     class Dying(StandIn):
         def generate(self, body):
