@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 import dapo
 from dapo.data.signed_sum import make_problem
+from dapo.observe.spans import peak_rss_mib
 
 
 def grpo_config(setting: dict[str, Any], output: Path) -> Any:
@@ -112,8 +112,7 @@ def main(setting_file: str, out_file: str) -> None:
     ends = [entry["start"] for entry in rounds[1:]] + [time.perf_counter()]
     logged = [entry["rewards/accuracy/mean"] for entry in trainer.state.log_history if "rewards/accuracy/mean" in entry]
     steps = [_phases(entry, end, reward) for entry, end, reward in zip(rounds, ends, logged, strict=True)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    Path(out_file).write_text(json.dumps({"steps": steps, "peak_rss_mib": peak, "dapo": dapo.__version__}))
+    Path(out_file).write_text(json.dumps({"steps": steps, "peak_rss_mib": peak_rss_mib(), "dapo": dapo.__version__}))
 
 
 def _phases(entry: dict[str, float], end: float, reward: float) -> dict[str, float]:

@@ -8,6 +8,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from dapo.observe.jsonl import JsonlWriter
@@ -99,6 +100,12 @@ def _line(span: Span) -> str:
 
 
 def peak_rss_mib() -> float:
-    """Largest resident memory of this process so far, in MiB."""
+    """Return the largest resident memory of this process so far, in MiB.
+
+    On Linux ``ru_maxrss`` begins with the peak of whatever started this process, so the kernel's other count is read.
+    """
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 2**10  # KiB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes there, KiB elsewhere

@@ -1,6 +1,9 @@
 import contextlib
 import logging
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -111,6 +114,18 @@ def test_peak_memory_is_in_mib():
     block = np.ones(64 * 2**20, dtype=np.uint8)
     assert 5 < before <= peak_rss_mib() < 64 * 1024
     assert peak_rss_mib() >= 64
+    del block
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="elsewhere there is only the other count")
+def test_peak_memory_is_none_of_the_process_that_started_this_one():
+    """As ``ru_maxrss`` says it, which a started program takes over."""
+    import numpy as np
+
+    block = np.ones(200 * 2**20, dtype=np.uint8)
+    code = "from dapo.observe.spans import peak_rss_mib; print(peak_rss_mib())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert 5 < float(said) < 180
     del block
 
 
