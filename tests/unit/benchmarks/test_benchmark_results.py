@@ -9,8 +9,6 @@ import pytest
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 UNCLEAN = {
-    "against_trl.json",
-    "against_trl.md",
     "cluster.json",
     "cluster.md",
     "sampling_learning.json",
