@@ -37,7 +37,7 @@ def make_pool(servers, tmp_path):
     pools = []
 
     def make(*slots, patience=120.0, **limits):
-        facts = SimpleNamespace(vocabulary=40)
+        facts = SimpleNamespace(vocabulary=40, config={})
         rollout = schema.Rollout(engine="vllm_server", server={"patience": patience})
         specs = [
             HostSpec(
