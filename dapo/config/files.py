@@ -52,7 +52,8 @@ def read_recipe_file(path: Path) -> str:
         hint = hint or f"; with the package come {', '.join(shipped)} (`dapo recipes`)"
         raise RecipeError(f"recipe file not found: {path}{hint}") from None
     except IsADirectoryError:
-        raise RecipeError(f"{path} is a folder; give a recipe file, or --resume {path} to go on with a run") from None
+        hint = f"give a recipe file. `dapo train --resume {path}` goes on with a run"
+        raise RecipeError(f"{path} is a folder; {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"recipe file {path} cannot be read: {error}") from None
 
