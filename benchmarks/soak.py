@@ -10,6 +10,7 @@ up to three turns, in which they call tools that raise, hang and end their proce
 rate is next to nothing, so every step is like the others: what grows then, grows with time. Each loss takes a random
 host, in whatever it does, and waits until the run has gone on. At the end the run is interrupted as by a person, and
 what it wrote is counted: every step once and in order, every group with one end, no process and no shared memory left.
+Shared memory is the whole machine's: nothing else may use it meanwhile.
 
 Exit code 1 where something of that is not so. Results go to ``benchmarks/results``.
 """
