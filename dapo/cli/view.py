@@ -52,7 +52,8 @@ def view(folder: Path, port: int, host: str, open_browser: bool, expose: bool) -
         )
     listener = listen(host, port)
     bound = listener.getsockname()[1]
-    names = () if loopback else (host, socket.gethostname(), socket.getfqdn())
+    own = f"[{host}]" if ":" in host else host  # also 127.0.0.2, which is the loopback as well
+    names = (own,) if loopback else (own, socket.gethostname(), socket.getfqdn())
     server = make_server(make_app(runs, names, any_address=not loopback, version=__version__))
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # its routine words; ours say what matters
     address = address_for(host, bound)

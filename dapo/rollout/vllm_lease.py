@@ -48,14 +48,14 @@ class ServerLease:
             EngineError: Another trainer has the server.
             Unreachable: The server went away.
         """
-        clock, first = asyncio.get_running_loop().time, None
+        clock, seen = asyncio.get_running_loop().time, ("", 0.0)
         while (holder := await self._claim(patience)) is not None:
             name, who, left = holder["name"], holder["who"], float(holder["seconds"])
             end = clock() + left
-            if first is None:
+            if name != seen[0]:  # also: another one that waited got it
                 log.warning("%s has the vLLM server at %s: seeing whether it lives", who, self._wire.address)
-                first = (name, end)
-            if name == first[0] and end > first[1] + _LOOK_AGAIN / 2:
+                seen = (name, end)
+            if end > seen[1] + _LOOK_AGAIN / 2:
                 raise EngineError(
                     f"the vLLM server at {self._wire.address} is claimed by another trainer, {who}, which renewed its "
                     "claim just now: two trainers would publish their weights over each other's. Give each run a "

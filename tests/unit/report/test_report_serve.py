@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serving import Served, made, named, serving
@@ -258,5 +259,42 @@ def test_what_cannot_be_listened_on_is_said(runs: Path) -> None:
         ("0.0.0.0", 6006, "http://127.0.0.1:6006/"),
     ],
 )
-def test_the_address_can_be_opened(host: str, port: int, address: str) -> None:
+def test_the_address_for_a_browser(host: str, port: int, address: str) -> None:
     assert view.address_for(host, port) == address
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "0.0.0.0", "::", "fd00::1", "192.168.1.7", "node-1"]
+)
+def test_the_printed_address_is_answered(runs: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """Also where it is not the loopback's usual one."""
+    listener, codes = socket.socket(), list[int]()
+    listener.bind(("127.0.0.1", 0))
+
+    class Asked:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def serve(self, sockets: list[socket.socket]) -> None:
+            port = sockets[0].getsockname()[1]
+            said = view.address_for(host, port).removeprefix("http://").rstrip("/").encode()
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "path": "/nothing",
+                "query_string": b"",
+                "headers": [(b"host", said)],
+            }
+
+            async def send(message: Any) -> None:
+                codes.extend([message["status"]] if "status" in message else [])
+
+            async def receive() -> Any:
+                return {"type": "http.request"}
+
+            await self.app(scope, receive, send)
+
+    monkeypatch.setattr("dapo.report.serve.make_server", Asked)
+    monkeypatch.setattr(view, "listen", lambda *_: listener)
+    assert view.view(runs, 0, host, False, True) == 0
+    assert codes == [404]  # no such page; 400 is what other hosts get

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 
@@ -13,6 +14,7 @@ from stand_in_server import StandIn
 from dapo.errors import EngineError
 from dapo.models.checksum import checksum
 from dapo.rollout.requests import Queue
+from dapo.rollout.vllm_lease import ServerLease
 from dapo.rollout.vllm_server import ServerEngine
 
 pytest.importorskip("aiohttp")
@@ -176,6 +178,25 @@ def test_a_claim_that_is_not_renewed_is_waited_for(make, caplog):
     server.worker.claim_server("dapo-dead", "runs/killed (process 7 on far)", 0.2)
     ServerEngine(server.address, "runs/two", vocabulary=40, longest=60).close()
     assert "runs/killed (process 7 on far) has the vLLM server" in caplog.text
+
+
+def test_the_one_of_two_waiting_trainers_that_came_too_late_is_refused(monkeypatch):
+    """Both wait for a dead one's claim to end; the other gets the server, and renews."""
+    monkeypatch.setattr("dapo.rollout.vllm_lease._LOOK_AGAIN", 0.01)
+    holders = [
+        ("dapo-dead", "runs/killed", 0.01),
+        *(("dapo-two", "runs/two", 30.0) for _ in range(3)),
+        ("dapo-me", "", 1.0),
+    ]
+
+    class Workers:
+        address = "http://server"
+
+        async def workers(self, *_, **__):
+            return [dict(zip(("name", "who", "seconds"), holders.pop(0), strict=True))]
+
+    with pytest.raises(EngineError, match=r"another trainer, runs/two, which renewed its claim"):
+        asyncio.run(ServerLease(Workers(), "dapo-me", "runs/one").take(1.0, "default"))
 
 
 def test_a_trainer_whose_claim_was_taken_sees_it_by_the_label(make, help):
