@@ -16,7 +16,7 @@ from dapo.rollout.vllm_waiting import Outage
 
 _EXACT = 1e-6
 _CERTAIN = 4  # tokens of which only one is possible
-_UNSEEN = re.compile(r"rope|rotary|eps(ilon)?$")
+_UNSEEN = re.compile(r"(^|[._])(rope|rotary)_|(^|[._])eps(ilon)?$")
 """Settings of a configuration that change neither a tensor nor, by much, the few short rows of the sync check."""
 _FIRST_TOKENS_SECONDS = 180.0  # a fresh server still compiles at its first request
 

@@ -117,7 +117,7 @@ def test_what_tensors_do_not_show_is_compared_before_a_token_is_sent(tmp_path, o
 )
 def test_other_settings_of_a_configuration_are_left_to_tensors_and_the_sync_check(tmp_path, options):
     server = StandIn(**options)
-    config = CONFIG | {"rope_parameters": {"rope_theta": 1e4, "factor": (1, 2)}}
+    config = CONFIG | {"rope_parameters": {"rope_theta": 1e4, "factor": (1, 2)}, "num_steps": 4}
     ServerEngine(server.address, "runs/one", vocabulary=40, longest=60, config=config).close()
     server.kill()
 
