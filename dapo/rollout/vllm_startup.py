@@ -119,7 +119,7 @@ async def _compare_unseen(wire: Wire, config: Mapping[str, Any], patience: float
     Raises:
         EngineError: a setting differs.
     """
-    answers = await wire.workers("model_config", patience)
+    answers = await wire.workers("model_facts", patience)
     ours, theirs = dict(_unseen(config)), dict(_unseen(answers[0] if answers else {}))
     other = [name for name in ours if name in theirs and ours[name] != theirs[name]]
     if other:

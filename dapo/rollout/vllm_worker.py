@@ -43,7 +43,7 @@ class WeightWorker:
         """Return the checksums of this worker's weights: ``vllm_sums.weight_sums``."""
         return weight_sums(self.model_runner.get_model(), shapes)
 
-    def model_config(self) -> dict[str, Any]:
+    def model_facts(self) -> dict[str, Any]:
         """Return the model's configuration: its numbers, words and flags."""
         config: dict[str, Any] = json.loads(json.dumps(self.model_runner.model_config.hf_config.to_dict(), default=str))
         return config

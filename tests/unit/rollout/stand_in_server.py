@@ -222,7 +222,7 @@ class StandIn:
             return 500, {"error": {"message": f"Worker failed: 'CPUWorker' object has no attribute '{method}'"}}
         if method in ("claim_server", "release_server"):
             return 200, {"results": [getattr(self.worker, method)(**body["kwargs"])]}
-        if method == "model_config":
+        if method == "model_facts":
             return 200, {"results": [self.options["config"]]}
         if method == "weight_sums":
             sums = {name: ["float32", checksum(torch.tensor(self.value))] for name in body["kwargs"]["shapes"]}
