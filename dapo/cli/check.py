@@ -187,19 +187,23 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     yield f"not known: which is faster on a GPU at any size; `make gpu` measures both and the GPU's bound{move}"
 
 
+WORTH_MEASURING = 10_000_000  # parameters: below, other things than products take most of the time
+NOTEWORTHY = 1.3  # times as fast: less is within the noise of half a second
+
+
 def precision_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     """Yield how fast this processor multiplies in the recipe's precision, and in which one it is faster."""
-    if recipe.model.device not in ("cpu", "auto") or facts.parameters < WORTH_MEASURING:
+    model = recipe.model
+    if model.device not in ("cpu", "auto") or facts.parameters < WORTH_MEASURING:
         return
     import torch
 
     from dapo.models.precision import PRECISIONS, product_rates
 
-    if recipe.model.device == "auto" and torch.cuda.is_available():
+    if model.device == "auto" and torch.cuda.is_available():
         return
-
+    own = "medium" if (model.dtype, model.matmul_precision) == PRECISIONS["medium"] else model.dtype
     rates = product_rates(facts.hidden, 2 * facts.ffn)
-    own = next((name for name, both in PRECISIONS.items() if both == precision_of(recipe)), "float32")
     best = "float32"  # of two that are alike, the one that rounds less
     for name in ("medium", "bfloat16"):
         best = name if rates[name] >= NOTEWORTHY * rates[best] else best
@@ -214,17 +218,6 @@ def precision_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         f"{best} is {rates[best] / rates[own]:.1f} times as fast as {own}, the recipe's precision: "
         f"model.dtype={dtype} model.matmul_precision={products}{rounds}"
     )
-
-
-WORTH_MEASURING = 10_000_000  # parameters: below, other things than products take most of the time
-NOTEWORTHY = 1.3  # times as fast: less is within the noise of half a second
-
-
-def precision_of(recipe: Recipe) -> tuple[str, str]:
-    """Return the weights' type and the precision of products, as :data:`dapo.models.precision.PRECISIONS` has them."""
-    model = recipe.model
-    medium = model.dtype == "float32" and model.matmul_precision == "medium"
-    return model.dtype, "medium" if medium else "highest"
 
 
 def arithmetic(recipe: Recipe, data: PreparedData | None) -> list[str]:

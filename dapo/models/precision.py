@@ -73,7 +73,7 @@ def product_rates(inner: int, outer: int, rows: int = 128) -> dict[str, float]:
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
 
     def factors(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype).t()
+        return torch.ones(rows, inner, dtype=dtype), torch.ones(outer, inner, dtype=dtype).t()
 
     rates = {}
     try:

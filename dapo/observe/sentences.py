@@ -56,6 +56,7 @@ _CHANGES = {
     Cause.FRACTIONS: f"`{_OWN}.correct_at=...`{{partial}}.",
     Cause.UNREAD: "`rewards.0.pattern=...` or another reward. Another instruction needs a new run.",
     Cause.TRUNCATED: "`rollout.max_response_tokens=...` (longer responses){partial}.",
+    Cause.NO_VOTE: "`rollout.max_response_tokens=...` (longer responses){partial}.",
     Cause.OUT_OF_BAND: f"`{_OWN}.band=...`{{partial}}.",
     Cause.UNIFORM: f"`{_OWN}.metric=...` or `{_OWN}.tolerance=...`{{partial}}.",
     Cause.TOO_FEW_SCORED: "once the reward function is fixed{partial}.",
@@ -297,7 +298,7 @@ def go_on_said(evidence: StopEvidence, run: Path) -> str:
     if evidence.met == "retired":
         also = f", and {partial}" if partial else ""
         return f"{resume}: `{_OWN}.selection.retire=null` trains on solved prompts again{also}."
-    change = _change(evidence.shares)
+    change = _CHANGES.get(cause_of(evidence.shares), "")  # "": there is no single setting
     if change:
         return f"{resume}: {change.format(partial=or_partial)}"
     also = f"; {partial}" if partial else ""
@@ -305,14 +306,6 @@ def go_on_said(evidence: StopEvidence, run: Path) -> str:
         f"{resume}, with other `rewards` or `{_OWN}` settings: a higher `{_OWN}.cap.groups` searches "
         f"longer{also}. Other problems, another instruction or group size need a new run."
     )
-
-
-def _change(shares: Shares) -> str:
-    """Return the setting to change by the likely cause; "" if there is no single one."""
-    cause = cause_of(shares)
-    if cause is Cause.TOO_FEW_SCORED and shares.truncated > 0.5 and not shares.truncated_vote:
-        cause = Cause.TRUNCATED
-    return _CHANGES.get(cause, "")
 
 
 def silent_said(evidence: SilentEvidence) -> str:

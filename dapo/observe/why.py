@@ -48,6 +48,7 @@ def _cause(shares: Shares, rollouts: str) -> str:
         Cause.SOLVED: _solved,
         Cause.FEW_BETWEEN: _between,
         Cause.TOO_FEW_SCORED: _too_few,
+        Cause.NO_VOTE: _no_vote,
         Cause.OUT_OF_BAND: _out_of_band,
         Cause.UNIFORM: _uniform,
     }
@@ -149,13 +150,19 @@ def _solved(shares: Shares, rollouts: str) -> str:
     return said + "; while others are left, algorithm.dynamic_sampling.selection.retire.at=1 passes over solved ones."
 
 
+def _few_voters(shares: Shares) -> str:
+    return f"{_percent(shares.too_few_scored)} of the groups have fewer than two responses that vote"
+
+
+def _no_vote(shares: Shares, rollouts: str) -> str:
+    return (
+        f"{_few_voters(shares)}: {_percent(shares.truncated)} of the responses are truncated, and truncated ones do "
+        "not vote. Raise rollout.max_response_tokens, or let them vote with algorithm.truncated_vote=true."
+    )
+
+
 def _too_few(shares: Shares, rollouts: str) -> str:
-    said = f"{_percent(shares.too_few_scored)} of the groups have fewer than two responses that vote: "
-    if shares.truncated > 0.5 and not shares.truncated_vote:
-        return (
-            said + f"{_percent(shares.truncated)} of the responses are truncated, and truncated ones do not vote. "
-            "Raise rollout.max_response_tokens, or let them vote with algorithm.truncated_vote=true."
-        )
+    said = f"{_few_voters(shares)}: "
     if not shares.unscored:
         return said + f"most responses could not be scored. The column `unscored` of {rollouts} says why."
     reason, count = max(shares.unscored.items(), key=lambda item: item[1])

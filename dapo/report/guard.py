@@ -8,8 +8,11 @@ and ``cross-origin-resource-policy`` keeps answers from being embedded.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,8 +27,6 @@ HEADERS = {
 """Of every answer that does not set them itself: a page has a policy of its own."""
 
 LOOPBACK = ("localhost", "localhost.", "ip6-localhost", "127.0.0.1", "[::1]")
-ANY_IPV4 = tuple(f"*.{last}" for last in range(256))
-"""Patterns that match every IPv4 address and no site: a browser takes a host that ends in a number for an address."""
 
 
 def guards(names: Iterable[str] = (), any_address: bool = False) -> list[Middleware]:
@@ -33,11 +34,27 @@ def guards(names: Iterable[str] = (), any_address: bool = False) -> list[Middlew
 
     Args:
         names: further host names that the Host header may carry.
-        any_address: let any IPv4 address in the Host header pass; needed where the server listens on more than the
+        any_address: let any IP address in the Host header pass; needed where the server listens on more than the
             loopback. A site of a stranger is asked for by its name, so addresses alone open no door.
     """
-    hosts = [*LOOPBACK, *names, *(ANY_IPV4 if any_address else ())]
-    return [Middleware(SafetyHeaders), Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
+    rule = TrustedAddresses if any_address else TrustedHostMiddleware
+    return [Middleware(SafetyHeaders), Middleware(rule, allowed_hosts=[*LOOPBACK, *names], www_redirect=False)]
+
+
+class TrustedAddresses(TrustedHostMiddleware):
+    """Trusts IP addresses beside the names."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = scope["type"] == "http" and is_address(Headers(scope=scope).get("host", ""))
+        await (self.app if known else super().__call__)(scope, receive, send)
+
+
+def is_address(host: str) -> bool:
+    """Return whether a Host header has an IP address, with a port or without."""
+    try:
+        return bool(ipaddress.ip_address(urlsplit(f"//{host}").hostname or ""))
+    except ValueError:
+        return False
 
 
 class SafetyHeaders:

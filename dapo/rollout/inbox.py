@@ -1,6 +1,6 @@
 """Promises of every engine about keys: none twice, a list as a whole or not at all, and all come back.
 
-Engines in this process keep their waiting requests here as well (:class:`Inbox`); others use the functions.
+Engines keep them by an :class:`EngineInbox`; a pool, which keeps its requests by member, uses the functions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def lost_to_the_machine() -> Iterator[None]:
 
 
 class EngineInbox:
-    """Waiting requests, and responses that ended before they were asked for, of an engine in this process."""
+    """Waiting requests, and responses that ended before they were asked for, of one engine."""
 
     def __init__(self, gate: Gate) -> None:
         self.queue = Queue()

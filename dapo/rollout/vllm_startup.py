@@ -16,8 +16,12 @@ from dapo.rollout.vllm_waiting import Outage
 
 _EXACT = 1e-6
 _CERTAIN = 4  # tokens of which only one is possible
-_UNSEEN = re.compile(r"(^|[._])(rope|rotary)_|(^|[._])eps(ilon)?$")
-"""Settings of a configuration that change neither a tensor nor, by much, the few short rows of the sync check."""
+_UNSEEN = re.compile(
+    r"(^|[._])(rope|rotary)_|(^|[._])eps(ilon)?$|softcapping$|scalar$|_scal(e|ing)$|_multiplier$|_act$|_activation$"
+    r"|activation_function$|norm_topk_prob$|num_experts_per_tok$"
+)
+"""Settings of a configuration that change numbers and no tensor. The few short rows of the sync check see some of them
+hardly: the epsilon of norms, rotations of late positions, soft caps of small logits."""
 _FIRST_TOKENS_SECONDS = 180.0  # a fresh server still compiles at its first request
 
 

@@ -37,6 +37,7 @@ class Cause(StrEnum):
     SOLVED = "solved"
     FEW_BETWEEN = "few_between"  # solved or hopeless, few between
     TOO_FEW_SCORED = "too_few_scored"  # groups with fewer than two responses that vote
+    NO_VOTE = "no_vote"  # the same, since most responses are truncated, and those do not vote
     OUT_OF_BAND = "out_of_band"
     UNIFORM = "uniform"
     UNKNOWN = "unknown"  # few are kept, and no verdict says why
@@ -325,6 +326,8 @@ def cause_of(shares: Shares) -> Cause:
     alike = shares.all_wrong + shares.all_correct
     if alike > 0.5 and (by_verdict[commonest] < 0.5 or min(shares.all_wrong, shares.all_correct) >= BOTH):
         return Cause.FEW_BETWEEN
+    if commonest is Cause.TOO_FEW_SCORED and shares.truncated > 0.5 and not shares.truncated_vote:
+        return Cause.NO_VOTE
     if commonest is not Cause.TOO_HARD:
         return commonest
     if shares.accuracy > max(FRACTION, 1.0 - shares.all_wrong):  # more than the other groups give, were they all right

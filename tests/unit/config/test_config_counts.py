@@ -109,7 +109,8 @@ def test_gpus_of_a_job_that_nothing_uses_are_refused(overrides, said):
     ],
 )
 def test_gpus_of_a_job_that_something_uses_are_not(overrides):
-    counted(*overrides)
+    asked = dict(line.split("=", 1) for line in overrides)
+    assert counted(*overrides) == (int(asked.get("learner.ranks", 1)), int(asked.get("rollout.engines", 1)))
 
 
 def test_ranks_and_engines_share_gpus_where_they_take_turns():

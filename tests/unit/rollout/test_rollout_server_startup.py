@@ -91,7 +91,10 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(tmp_path):
             ServerEngine(address, "runs/one", vocabulary=40, longest=60)
 
 
-CONFIG = {"vocab_size": 40, "rope_parameters": {"rope_theta": 1e4, "factor": [1, 2]}, "rms_norm_eps": 1e-6}
+CONFIG = {
+    "vocab_size": 40, "rope_parameters": {"rope_theta": 1e4, "factor": [1, 2]}, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "final_logit_softcapping": None, "num_experts_per_tok": 2, "logits_scaling": 1.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,10 @@ CONFIG = {"vocab_size": 40, "rope_parameters": {"rope_theta": 1e4, "factor": [1,
         ({"rope_parameters": {"rope_theta": 1e6}}, r"rope_parameters\.rope_theta is 1000000.0 there and 10000.0 here"),
         ({"rope_parameters": {"factor": [1, 3]}}, r"rope_parameters\.factor is \[1, 3\] there"),
         ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05 there and 1e-06 here"),
+        ({"hidden_act": "gelu"}, "hidden_act is gelu there and silu here"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0 there and None here"),
+        ({"num_experts_per_tok": 4}, "num_experts_per_tok is 4 there"),
+        ({"logits_scaling": 8.0}, "logits_scaling is 8.0 there"),
     ],
 )
 def test_what_tensors_do_not_show_is_compared_before_a_token_is_sent(tmp_path, other, says):
