@@ -91,7 +91,7 @@ def explain(key: str) -> list[str]:
         return lines
     if hint := apart_hint(key):
         return [f"`{key}`: {hint}"]
-    near = nearest(key) or get_close_matches(key, [*settings(), *_metric_keys(), *words()], 3, 0.6)
+    near = nearest(key) or get_close_matches(key, {*settings(), *_metric_keys(), *words()}, 3, 0.6)
     hint = (
         f"; the nearest are {', '.join(near)}"
         if near

@@ -214,8 +214,13 @@ def unknown_key(path: str, kind: Any = None) -> str:
     """
     if "." in path and (old := moved_key(path)):
         return moved_hint(old)
-    if (setting := lookup(path)) is not None and setting.kinds:
-        return no_option(path, kind)
+    if (setting := lookup(path)) is not None:
+        if setting.kinds:
+            return no_option(path, kind)
+        nested = (
+            "".join(f"{part}: {{" for part in path.split(".")[:-1]) + f"{setting.name}: ..." + "}" * path.count(".")
+        )
+        return f"a key of YAML names one section; write `{nested}` (on the command line `{path}=...`)"
     hint = peer_hint(path)
     if hint:
         return hint

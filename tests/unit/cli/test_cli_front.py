@@ -150,6 +150,7 @@ def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
     assert [line for line in both if line.endswith(".learning_rate")] == ["learner.learning_rate", "sft.learning_rate"]
     assert "rewards.N.weight" in said(capsys, "explain", "rewards.0.weight")
     assert "the nearest are algorithm.clip.high" in said(capsys, "explain", "algorithm.clip.hihg", code=2)
+    assert said(capsys, "explain", "trunc", code=2).count("truncated") == 1
     assert "the nearest are kept" in said(capsys, "explain", "keept", code=2)
     assert "the nearest are sampling/acceptance_rate" in said(capsys, "explain", "sampling/acceptance", code=2)
     assert said(capsys, "explain", "acceptance_rate").startswith("sampling/acceptance_rate\n")

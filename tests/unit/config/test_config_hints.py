@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dapo.config.load import recipe_from_dict
 from dapo.config.peers import PEER_KEYS
 from dapo.config.problems import nearest, unknown_key
 from dapo.config.settings import settings
+from dapo.errors import RecipeError
 
 
 @pytest.mark.parametrize(
@@ -79,3 +81,8 @@ def test_ordinary_keys_of_peers(key: str, ours: str) -> None:
 def test_every_name_that_a_peers_key_gets_is_a_setting() -> None:
     missing = [(entry.key, path) for entry in PEER_KEYS for path in entry.ours if path not in settings()]
     assert missing == []
+
+
+def test_a_dotted_key_of_yaml_is_shown_nested() -> None:
+    with pytest.raises(RecipeError, match=r"write `algorithm: \{clip: \{high: \.\.\.\}\}`"):
+        recipe_from_dict({"preset": "quickstart", "algorithm.clip.high": 0.3})
