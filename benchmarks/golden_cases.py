@@ -79,29 +79,10 @@ TRAIN: dict[str, Overrides] = {
         "algorithm.loss.reduction=prompt_mean",
     ],
     "gspo": ["preset=gspo"],
-    "cispo": {
-        "head": ["preset=cispo", "algorithm.loss.cap=1.1", "algorithm.loss.floor=0.9"],
-        "base": ["preset=cispo", "algorithm.loss.cispo_cap=1.1", "algorithm.loss.cispo_floor=0.9"],
-    },
+    "cispo": ["preset=cispo", "algorithm.loss.cap=1.1", "algorithm.loss.floor=0.9"],
     "sapo": ["preset=sapo"],
-    "clip_cov": {
-        "head": [
-            "preset=clip-cov",
-            "algorithm.loss.share=0.1",
-            "algorithm.loss.above=0.0",
-            "algorithm.loss.below=5.0",
-        ],
-        "base": [
-            "preset=clip-cov",
-            "algorithm.loss.cov_share=0.1",
-            "algorithm.loss.cov_above=0.0",
-            "algorithm.loss.cov_below=5.0",
-        ],
-    },
-    "kl_cov": {
-        "head": ["preset=kl-cov", "algorithm.loss.share=0.1"],
-        "base": ["preset=kl-cov", "algorithm.loss.cov_share=0.1"],
-    },
+    "clip_cov": ["preset=clip-cov", "algorithm.loss.share=0.1", "algorithm.loss.above=0.0", "algorithm.loss.below=5.0"],
+    "kl_cov": ["preset=kl-cov", "algorithm.loss.share=0.1"],
     "gdpo": [
         "preset=gdpo",
         "rewards.1.name=short",
@@ -110,19 +91,11 @@ TRAIN: dict[str, Overrides] = {
         "rewards.1.weight=0.5",
     ],
     "dr_grpo": ["preset=dr-grpo", "algorithm.entropy_coefficient=0.01"],
-    "micro_batch_mean": {
-        "head": [
-            "algorithm.loss.reduction={kind: micro_batch_mean, sequences: 2}",
-            "algorithm.advantage.baseline=leave_one_out",
-            "algorithm.advantage.scale=batch_std",
-        ],
-        "base": [
-            "algorithm.loss.reduction=micro_batch_mean",
-            "algorithm.loss.micro_batch_sequences=2",
-            "algorithm.advantage.baseline=leave_one_out",
-            "algorithm.advantage.scale=batch_std",
-        ],
-    },
+    "micro_batch_mean": [
+        "algorithm.loss.reduction={kind: micro_batch_mean, sequences: 2}",
+        "algorithm.advantage.baseline=leave_one_out",
+        "algorithm.advantage.scale=batch_std",
+    ],
     # What the ratio runs against.
     "old_sampler": ["algorithm.old_logprobs=sampler", "rollout.max_staleness=1", "rollout.overlap_turns=2"],
     "old_learner": ["algorithm.old_logprobs=learner", "rollout.temperature=1.2"],
@@ -134,40 +107,20 @@ TRAIN: dict[str, Overrides] = {
     ],
     "top_p": ["rollout.top_p=0.8", "algorithm.old_logprobs=learner", "algorithm.correction.kind=mask_token"],
     # Which groups train.
-    "retirement_greso": {
-        "head": [
-            "data.train.0.size=16",
-            "algorithm.dynamic_sampling.selection.greso.target=0.25",
-            "algorithm.dynamic_sampling.selection.retire.at=0.75",
-            "algorithm.dynamic_sampling.selection.retire.review=0.2",
-        ],
-        "base": [
-            "data.train.0.size=16",
-            "algorithm.dynamic_sampling.greso=true",
-            "algorithm.dynamic_sampling.retire_at=0.75",
-            "algorithm.dynamic_sampling.review_share=0.2",
-        ],
-    },
-    "shares": {
-        "head": [
-            "data.train.0.size=16",
-            "algorithm.dynamic_sampling.selection.easy={at: 0.75, share: 0.3}",
-            "algorithm.dynamic_sampling.selection.hard={at: 0.25, share: 0.3}",
-        ],
-        "base": [
-            "data.train.0.size=16",
-            "algorithm.dynamic_sampling.easy_at=0.75",
-            "algorithm.dynamic_sampling.easy_share=0.3",
-            "algorithm.dynamic_sampling.hard_at=0.25",
-            "algorithm.dynamic_sampling.hard_share=0.3",
-        ],
-    },
+    "retirement_greso": [
+        "data.train.0.size=16",
+        "algorithm.dynamic_sampling.selection.greso.target=0.25",
+        "algorithm.dynamic_sampling.selection.retire.at=0.75",
+        "algorithm.dynamic_sampling.selection.retire.review=0.2",
+    ],
+    "shares": [
+        "data.train.0.size=16",
+        "algorithm.dynamic_sampling.selection.easy={at: 0.75, share: 0.3}",
+        "algorithm.dynamic_sampling.selection.hard={at: 0.25, share: 0.3}",
+    ],
     "replace": ["algorithm.dynamic_sampling.mode=replace"],
     "mask": ["algorithm.dynamic_sampling.mode=mask"],
-    "fill": {
-        "head": ["algorithm.dynamic_sampling.cap.groups=1", "algorithm.dynamic_sampling.cap.then=fill"],
-        "base": ["algorithm.dynamic_sampling.max_groups=1", "algorithm.dynamic_sampling.on_cap=fill"],
-    },
+    "fill": ["algorithm.dynamic_sampling.cap.groups=1", "algorithm.dynamic_sampling.cap.then=fill"],
     "rounds": [
         "algorithm.dynamic_sampling.oversample=2",
         "algorithm.dynamic_sampling.surplus=discard",
@@ -175,16 +128,7 @@ TRAIN: dict[str, Overrides] = {
     ],
     # What a response is, and what it earns.
     "workers": ["rewards.1.name=math", "rewards.1.kind=math", "rewards.1.weight=0", "run.reward_workers=2"],
-    "thinking": {
-        "head": ["data.thinking={enabled: true, open: '?', close: '-1', budget: 6, end: '-1'}"],
-        "base": [
-            "data.thinking.enabled=true",
-            "data.thinking.open=?",
-            "data.thinking.close=-1",
-            "rollout.thinking_budget=6",
-            "rollout.thinking_end=-1",
-        ],
-    },
+    "thinking": ["data.thinking={enabled: true, open: '?', close: '-1', budget: 6, end: '-1'}"],
     "overlong": [
         "rollout.max_response_tokens=12",
         "algorithm.overlong_punishment.cache_length=8",
