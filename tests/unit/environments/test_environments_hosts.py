@@ -13,8 +13,6 @@ from dapo.errors import EpisodeError
 from dapo.processes.local import ProcessTransport
 from dapo.types.environment import Abilities
 
-pytestmark = pytest.mark.whole
-
 ABLE = Abilities(opens=True, ends=False, restores=False, role="user")
 
 
@@ -56,6 +54,7 @@ def test_hosts_answer_as_workers_of_this_machine_do(players):
     assert subject.counters() == {"replayed": 0.0, "timeouts": 0.0}
 
 
+@pytest.mark.whole
 def test_episodes_of_a_host_that_is_lost_are_played_again(players):
     transport = InlineTransport()
     subject = players(load("guess"), transport=transport)
@@ -74,6 +73,7 @@ def test_episodes_of_a_host_that_is_lost_are_played_again(players):
     assert subject.counters()["replayed"] == 2.0
 
 
+@pytest.mark.whole
 def test_a_dropped_question_is_never_answered(players):
     subject = players(load("guess"), count=1)
     subject.ask(question(0))
@@ -83,6 +83,7 @@ def test_a_dropped_question_is_never_answered(players):
     assert subject.poll(0.1) == []
 
 
+@pytest.mark.whole
 def test_a_bad_environment_costs_its_own_response_in_a_process_too(players, tmp_path):
     subject = players(load("Bad", timeout=20.0), transport=ProcessTransport(None), output=tmp_path / "environment.txt")
     bad, fine = ask(subject, question(0, turn="a", answer="exit"), question(1, turn="a", answer="good"))
@@ -91,6 +92,7 @@ def test_a_bad_environment_costs_its_own_response_in_a_process_too(players, tmp_
     assert {path.name for path in tmp_path.iterdir()} <= {"environment-0.txt", "environment-1.txt"}
 
 
+@pytest.mark.whole
 def test_hosts_that_do_not_start_end_the_run_with_the_reason(players):
     subject = players(load("nothing"))
     subject.ask(question())
@@ -98,6 +100,7 @@ def test_hosts_that_do_not_start_end_the_run_with_the_reason(players):
         subject.poll(None)
 
 
+@pytest.mark.whole
 def test_a_host_that_stands_still_is_replaced(players, monkeypatch):
     transport = InlineTransport()
     subject = players(load("guess"), count=1, transport=transport)

@@ -20,8 +20,6 @@ from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, TokenRow
 from dapo.weights import broadcast, ipc
 
-pytestmark = pytest.mark.whole
-
 KINDS = ["in the driver", "through a folder", "in a process", "of ranks"]
 
 
@@ -61,6 +59,7 @@ def rows():
     return [TokenRow(row.group, row.prompt_ids, row.token_ids) for row in make_rows()]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_publish_gives_back_before_the_engine_wakes(kind, stage, notes, tmp_path):
     """The first one, one after a step, and one after a checkpoint was loaded."""
@@ -88,6 +87,7 @@ def test_a_pass_beside_a_wake_engine_gives_back(kind, stage, notes, tmp_path):
     assert notes == ["give back"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["through a folder", "of ranks"])
 def test_what_gathers_weights_gives_back_behind_it(kind, stage, notes, tmp_path, monkeypatch):
     learner = make(kind, stage, tmp_path / "weights")

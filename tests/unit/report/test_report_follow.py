@@ -18,8 +18,6 @@ from dapo.observe import files
 from dapo.report import runs_list, serve, shelf
 from dapo.report.runs_list import RunsFolder, fingerprint
 
-pytestmark = pytest.mark.whole
-
 
 def test_an_unchanged_run_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(tmp_path / "run", steps=4)
@@ -76,6 +74,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.whole
 def test_answers_are_packed_where_the_asker_can_unpack(server: Served) -> None:
     plain, packed = server.ask("/api/bundle?run=good"), server.ask("/api/bundle?run=good", Accept_Encoding="br, gzip")
     assert "content-encoding" not in plain.headers
@@ -83,6 +82,7 @@ def test_answers_are_packed_where_the_asker_can_unpack(server: Served) -> None:
     assert gzip.decompress(packed.body) == plain.body
 
 
+@pytest.mark.whole
 def test_a_slow_answer_holds_up_no_other(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started, go_on = threading.Event(), threading.Event()
     whole = serve.bundle_of
@@ -121,6 +121,7 @@ TARGETS = (
 )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["metrics.jsonl", "status.json", "samples.jsonl", "spans.jsonl"])
 def test_a_file_cut_at_any_byte_is_answered(tmp_path: Path, name: str) -> None:
     run = made(tmp_path / "run", steps=2, groups=2, size=2, prompts=2)
@@ -137,6 +138,7 @@ def test_a_file_cut_at_any_byte_is_answered(tmp_path: Path, name: str) -> None:
                 assert whole.lines()[0][0]["step"] == max(0, content[:length].count(b"\n") - 1) or length == 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["rollouts/step_000002.parquet", "tokens/step_000002.parquet", "prompts.parquet"])
 def test_a_table_cut_at_any_byte_is_answered(tmp_path: Path, name: str) -> None:
     run = made(tmp_path / "run", steps=2, groups=2, size=2, prompts=2)
@@ -154,6 +156,7 @@ def test_a_table_cut_at_any_byte_is_answered(tmp_path: Path, name: str) -> None:
             assert statuses["/api/bundle?run=run"] == 200
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("target", [*TARGETS, "/run/run"])
 def test_a_run_may_go_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     """It goes at the moment when the first, the second, ... of its files is opened; each time the server is new."""
@@ -179,6 +182,7 @@ def test_a_run_may_go_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.
     assert last > (1 if target.startswith("/api") else 0)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("written", "status"), [(True, 503), (False, 500)])
 def test_files_that_do_not_fit_together_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool, status: int
@@ -195,6 +199,7 @@ def test_files_that_do_not_fit_together_are_asked_for_again(
         assert served.ask("/api/prompts?run=run").status == status
 
 
+@pytest.mark.whole
 def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:
     run = made(tmp_path / "run", steps=300, how="running", parts="status")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -242,6 +247,7 @@ def test_a_run_begun_again_is_read_anew(tmp_path: Path) -> None:
     assert [row["step"] for row in kept.run("run").rows] == [0, 1, 2, 3]
 
 
+@pytest.mark.whole
 def test_a_silent_run_is_told_anew_from_time_to_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page says how old the last update is, and a run on another machine counts as running for a while only."""
     now = 1_800_000_000.0
