@@ -5,7 +5,7 @@
     python benchmarks/ablation.py --work WORK --small --minutes 10 # as far as that goes; the same line goes on
     python benchmarks/ablation.py --work WORK --table parts --tasks rare --rows DAPO GRPO --seeds 1 2
     python benchmarks/ablation.py --work WORK --table clip_higher token_level coin passes
-    python benchmarks/ablation.py --work WORK --again              # these four with other seeds, beside the first
+    python benchmarks/ablation.py --work WORK --again              # all tables with other seeds, beside the first
 
 Tables, tasks, rows and seeds are listed in ``ablation_rows.py`` and ``ablation_focused.py``. Every run of a task starts
 from the same base model; runs of one seed have the same order of prompts. Each of ``--jobs`` processes makes one run
@@ -40,7 +40,7 @@ from ablation_bases import base_model, code_of
 from ablation_focused import FOCUSED
 from ablation_focused_report import write_focused
 from ablation_report import Curve, Curves, write_results
-from ablation_rows import FULL, SMALL, SMALL_VARIANTS, TASKS, VARIANTS, Settings, Table, part_rows, recipe_of
+from ablation_rows import AGAIN, FULL, SMALL, SMALL_VARIANTS, TASKS, VARIANTS, Settings, Table, part_rows, recipe_of
 from machine import describe_machine, refuse_changes
 
 import dapo
@@ -55,7 +55,7 @@ NO_FOLDER = "builtin/signed-sum"  # stands for a base model where a run is only 
 RUNS_A_WORKER = 40  # then fresh processes: what a run leaves in memory does not add up
 TABLES = {
     "parts": Table(part_rows(), TASKS, FULL),
-    "variants": Table(VARIANTS, TASKS, FULL, small=SMALL_VARIANTS),
+    "variants": Table(VARIANTS, TASKS, FULL, small=SMALL_VARIANTS, again=AGAIN[:SMALL_VARIANTS]),
     **FOCUSED,
 }
 EVERY_TASK = {name: task for table in TABLES.values() for name, task in table.tasks.items()}
@@ -126,7 +126,7 @@ def main() -> None:
         if table in FOCUSED:
             write_focused(table, FOCUSED[table], found, about, options.out, options.page, options.again)
         else:
-            write_results(table, found, about, options.out, options.page)
+            write_results(table, found, about, options.out, options.page, options.again)
     if failed:
         raise SystemExit("stopped by an error, and left out with its seed:\n" + "\n".join(failed))
 
@@ -138,7 +138,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", help="only these, by name")
     parser.add_argument("--small", action="store_true", help=f"{SMALL} seeds at most, {SMALL_VARIANTS} of the variants")
     parser.add_argument("--seeds", nargs="+", type=int, help="in place of those in ablation_rows.py")
-    parser.add_argument("--again", action="store_true", help=f"repeat {', '.join(FOCUSED)} with their second seeds")
+    parser.add_argument("--again", action="store_true", help="repeat the tables with their second seeds")
     parser.add_argument("--steps", type=int, default=0, help="in place of the tasks' own")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
@@ -148,8 +148,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--page", type=Path, help="page whose table is written anew, such as docs/evidence.md")
     options = parser.parse_args()
-    if options.again:
-        options.table = [table for table in options.table if table in FOCUSED]
     known = {row for table in TABLES.values() for row in table.rows}
     if wrong := set(options.rows or ()) - known:
         parser.error(f"no rows {', '.join(sorted(wrong))}; there are {', '.join(sorted(known))}")
@@ -169,14 +167,14 @@ def seeds_of(table: str, options: argparse.Namespace) -> tuple[int, ...]:
     if options.seeds:
         return tuple(options.seeds)
     if options.again:
-        return FOCUSED[table].again
+        return TABLES[table].again
     return TABLES[table].seeds[: TABLES[table].small] if options.small else TABLES[table].seeds
 
 
 def described(table: str, found: Mapping[str, Curves], options: argparse.Namespace) -> dict[str, Any]:
     """The machine, the commits that made the runs, and the command that makes them again anywhere."""
     runs = [curve for rows in found.values() for seeds in rows.values() for curve in seeds.values()]
-    asked = [f"--table {table}"] if table in FOCUSED else []
+    asked = [f"--table {table}"] if table in FOCUSED or options.again else []
     asked += ["--again"] * options.again
     asked += [f"--seeds {' '.join(map(str, options.seeds))}"] if options.seeds else ["--small"] * options.small
     asked += [f"--steps {options.steps}"] * bool(options.steps)

@@ -67,7 +67,6 @@ class Focused(Table):
     pairs: tuple[tuple[str, str], ...]  # the first row less the second, seed by seed
     measures: Mapping[str, Measure]
     panels: tuple[tuple[str, str, str, float], ...]  # of the figure: the axis, the curve's name, its label, its factor
-    again: tuple[int, ...]  # the seeds of a repetition, listed before it ran: no other use was made of them
 
 
 def _rarely_works(seed: int) -> Task:

@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 from ablation_figures import band, figure_of, legend
 from ablation_focused import Focused, Measure
-from ablation_report import RESULTS, Curves, Effect, Floats, cell, complete, effect, table_lines, with_blocks
+from ablation_report import (
+    RESULTS,
+    Curves,
+    Effect,
+    Floats,
+    beside_the_first,
+    cell,
+    complete,
+    effect,
+    published,
+    table_lines,
+    with_blocks,
+)
 
 COLOURS = ("#6B7280", "#0072B2", "#E69F00", "#009E73")  # Okabe and Ito's, told apart in grey too
 TOGETHER = "All base models"
@@ -18,7 +30,6 @@ READING = (
     "Mean over seeds [95 % interval]; in the differences a seed is compared with itself. **Bold**: the paired 99 % "
     "interval excludes zero, which is what *shown* means."
 )
-HERE = Path(__file__).resolve().parent
 Measured = dict[str, dict[str, Floats]]  # row -> measure -> its value for each seed
 
 
@@ -53,9 +64,7 @@ def write_focused(
     (out / f"{file}.json").write_text(json.dumps(report, indent=1) + "\n")
     text = markdown(file, table, report)
     if again:
-        text += (
-            "\n".join(["", "## Beside the first seeds", "", *beside_the_first(table, first_of(name), report)]) + "\n"
-        )
+        text += "\n".join(["", *shown_again(table, published(f"focused_{name}"), report)]) + "\n"
     (out / f"{file}.md").write_text(text)
     draw(table, whole, out / f"{file}.png")
     if page is not None and not again and f"<!-- {name} -->" in page.read_text():
@@ -93,36 +102,12 @@ def described(table: Focused, measured: Measured) -> dict[str, Any]:
     }
 
 
-def first_of(name: str) -> dict[str, Any]:
-    """Return the published table that a repetition is held against."""
-    found: dict[str, Any] = json.loads((HERE / "results" / f"focused_{name}.json").read_text())
-    return found
-
-
-def beside_the_first(table: Focused, first: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
-    """Return what became of each difference that the first seeds showed, of all tasks together."""
+def shown_again(table: Focused, first: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
+    """Hold a repetition against the published differences, of all tasks together."""
     before, now = (list(report["tasks"].values())[-1]["differences"] for report in (first, again))
-    rows, verdicts = [["", "", "first seeds", "these seeds", ""]], []
-    for pair, measures in before.items():
-        for key, value in measures.items():
-            if not value["shown"]:
-                continue
-            verdicts.append(verdict(value, now[pair][key]))
-            one = table.measures[key]
-            said = [cell(each, one.factor, one.digits, sign=True) for each in (value, now[pair][key])]
-            rows.append([pair, one.heading, *said, verdicts[-1]])
-    count = f"{verdicts.count(AGAIN)} of {len(verdicts)} differences that the first seeds showed are shown again."
-    return [count, "", *table_lines(rows)]
-
-
-AGAIN = "shown again"
-
-
-def verdict(first: Effect, again: Effect) -> str:
-    """Say whether a repetition shows what the first seeds showed."""
-    if first["mean"] * again["mean"] < 0:
-        return "the opposite is shown" if again["shown"] else "the sign is another"
-    return AGAIN if again["shown"] else "same sign, not shown"
+    return beside_the_first(
+        before, now, {key: (one.heading, one.factor, one.digits) for key, one in table.measures.items()}
+    )
 
 
 def markdown(file: str, table: Focused, report: Mapping[str, Any]) -> str:

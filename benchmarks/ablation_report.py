@@ -13,6 +13,7 @@ from ablation_rows import FULL, PARTS, SMALL, TASKS, rung, without
 from numpy.typing import NDArray
 from sampling_learning import T_QUANTILES
 
+HERE = Path(__file__).resolve().parent
 Floats = NDArray[np.float64]
 Curve = dict[str, Any]  # "points": lists by name, one entry an evaluation; "steps": one a training step
 Curves = Mapping[str, Mapping[int, Curve]]  # row -> seed -> curve
@@ -47,9 +48,12 @@ FURTHER: dict[str, tuple[str, float, int]] = {
 
 
 def write_results(
-    table: str, found: Mapping[str, Curves], machine: dict[str, Any], out: Path, page: Path | None
+    table: str, found: Mapping[str, Curves], machine: dict[str, Any], out: Path, page: Path | None, again: bool = False
 ) -> None:
-    """Write the results and figures of one table into ``out``, and the parts' summary into ``page``."""
+    """Write the results and figures of one table into ``out``, and the parts' summary into ``page``.
+
+    ``again``: the runs repeat the table with other seeds; they are compared with the published differences instead.
+    """
     from ablation_figures import draw_parts, draw_variants
 
     whole = {task: complete(rows) for task, rows in found.items()}
@@ -67,12 +71,18 @@ def write_results(
         }
     name = "ablation" if table == "parts" else f"ablation_{table}"
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     text = markdown(table, report)
+    if again:
+        before, now = (differences_by_name(each) for each in (published(name), report))
+        text += "\n".join(["", *beside_the_first(before, now, COLUMNS)]) + "\n"
+        name += "_again"
+    else:
+        text += "\n".join(["", "## Figures", "", *figures(table)]) + "\n"
+        (draw_parts if table == "parts" else draw_variants)(whole, report, out)
+        if page is not None and table == "parts":
+            page.write_text(with_blocks(page.read_text(), page_blocks(report)))
+    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     (out / f"{name}.md").write_text(text)
-    (draw_parts if table == "parts" else draw_variants)(whole, report, out)
-    if page is not None and table == "parts":
-        page.write_text(with_blocks(page.read_text(), page_blocks(report)))
     print(text)
 
 
@@ -172,6 +182,60 @@ def variant_effects(measured: Mapping[str, Mapping[str, Floats]]) -> Effects:
     return {row: {CHANGED: difference(measured, row, FULL)} for row in measured if row != FULL}
 
 
+# ---------------------------------------------------------------------- a repetition
+
+
+def published(name: str) -> dict[str, Any]:
+    """Return the published table that a repetition is held against."""
+    found: dict[str, Any] = json.loads((HERE / "results" / f"{name}.json").read_text())
+    return found
+
+
+def differences_by_name(report: Mapping[str, Any]) -> dict[str, dict[str, Effect]]:
+    """Return every difference of a report. Of the last part the ladder's is the whole's too, and comes once."""
+    return {
+        f"{TASKS[task].title}: {what}{'' if how == CHANGED else f', {how}'}": values
+        for task, found in report["tasks"].items()
+        for what, ways in found["effects"].items()
+        for how, values in ways.items()
+        if how != LADDER or what != list(PARTS)[-1]
+    }
+
+
+def beside_the_first(
+    before: Mapping[str, Mapping[str, Effect]],
+    now: Mapping[str, Mapping[str, Effect]],
+    columns: Mapping[str, tuple[str, float, int]],
+) -> list[str]:
+    """Return what became of each difference that the first seeds showed.
+
+    Args:
+        before: difference -> measure -> its effect, of the first seeds.
+        now: the same of the repetition, which may lack some.
+        columns: measure -> heading, factor and digits.
+    """
+    rows, verdicts = [["", "", "first seeds", "these seeds", ""]], []
+    for name, measures in before.items():
+        for key, (heading, factor, digits) in columns.items():
+            if name not in now or not measures[key]["shown"]:
+                continue
+            pair = measures[key], now[name][key]
+            verdicts.append(verdict(*pair))
+            rows.append([name, heading, *(cell(each, factor, digits, sign=True) for each in pair), verdicts[-1]])
+    count = f"{verdicts.count(SHOWN_AGAIN)} of {len(verdicts)} differences that the first seeds showed are shown again."
+    return ["## Beside the first seeds", "", count, "", *table_lines(rows)]
+
+
+SHOWN_AGAIN = "shown again"
+
+
+def verdict(first: Effect, again: Effect) -> str:
+    """Say whether a repetition shows what the first seeds showed."""
+    if first["mean"] * again["mean"] < 0:
+        return "the opposite is shown" if again["shown"] else "the sign is another"
+    return SHOWN_AGAIN if again["shown"] else "same sign, not shown"
+
+
 # ---------------------------------------------------------------------- text
 
 
@@ -223,7 +287,7 @@ def markdown(table: str, report: Mapping[str, Any]) -> str:
                 cells = [cell(values[key], f, digits, sign=True) for key, (_, f, digits) in COLUMNS.items()]
                 rows.append([what if how == CHANGED else f"{what}, {how}", *cells])
         lines += table_lines(rows)
-    return "\n".join([*lines, "", "## Figures", "", *figures(table)]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def figures(table: str) -> list[str]:

@@ -19,9 +19,9 @@ from dapo.models.warmup import WarmupSettings
 
 SEEDS = tuple(range(101, 117))
 """Of the order of prompts and of what is sampled. Tasks and settings were chosen with seeds below 100."""
-AGAIN = tuple(range(1701, 1717))
-"""Of a repetition, listed before it ran: no other use was made of them."""
 SMALL, SMALL_VARIANTS = 8, 4  # of them, with --small: for the parts, and for the variants
+AGAIN = tuple(range(1701, 1709))
+"""Of a repetition, listed before it ran: no other use was made of them."""
 
 Settings = Mapping[str, Any]
 
@@ -150,7 +150,7 @@ class Table:
     reference: str  # its row comes with every choice of rows
     seeds: tuple[int, ...] = SEEDS
     small: int = SMALL  # of the seeds, with --small
-    again: tuple[int, ...] = AGAIN
+    again: tuple[int, ...] = AGAIN  # the seeds of a repetition, listed before it ran
 
 
 def recipe_of(task: Task, settings: Settings, seed: int, model: str, folder: str, steps: int = 0) -> LoadedRecipe:

@@ -326,8 +326,8 @@ def test_each_focused_row_is_a_valid_recipe_that_differs_in_what_its_table_is_ab
 
 
 def test_seeds_of_the_tables_are_apart_and_none_is_one_of_the_trials(ablation):
-    seen = [set(table.seeds) for name, table in ablation.TABLES.items() if name != "variants"]  # has those of parts
-    seen += [set(table.again) for table in ablation.FOCUSED.values()]
+    tables = [table for name, table in ablation.TABLES.items() if name != "variants"]  # has those of parts
+    seen = [set(seeds) for table in tables for seeds in (table.seeds, table.again)]
     assert len(set.union(*seen)) == sum(map(len, seen))
     assert min(set.union(*seen)) > 100
 
@@ -487,8 +487,29 @@ def test_a_repetition_is_held_against_what_the_first_seeds_showed(focused):
 
     first = report(entropy=3.0, start=-4.0, clip_high=5.0, length=-6.0, accuracy=1.0)
     again = report(entropy=2.5, start=-1.0, clip_high=-0.5, length=7.0, accuracy=9.0)
-    said = "\n".join(focused_report.beside_the_first(focused.COIN, first, again))
-    assert said.startswith("1 of 4 differences")
-    verdicts = [line.rsplit("|", 2)[1].strip() for line in said.splitlines()[4:]]
+    said = "\n".join(focused_report.shown_again(focused.COIN, first, again))
+    assert "1 of 4 differences" in said
+    verdicts = [line.rsplit("|", 2)[1].strip() for line in said.splitlines()[6:]]
     assert verdicts == ["shown again", "same sign, not shown", "the sign is another", "the opposite is shown"]
     assert "accuracy" not in said  # the first seeds did not show it
+
+
+def test_a_repetition_of_the_parts_names_task_part_and_measure_and_leaves_out_rows_that_it_has_not(report):
+    def effects(**shown):
+        return {
+            key: {"mean": shown.get(key, 0.01), "low": 0.0, "high": 0.02, "shown": key in shown}
+            for key in report.COLUMNS
+        }
+
+    first = {"tasks": {
+        "rare": {"effects": {"dynamic sampling": {"ladder": effects(steps=0.05), "less": effects(steps=0.05)}}},
+        "mixed": {"effects": {"clip-higher": {"ladder": effects(length=-3.0), "less": effects()}}},
+    }}  # fmt: skip
+    again = {"tasks": {"rare": {"effects": {"dynamic sampling": {"less": effects(steps=0.04)}}}}}
+    lines = report.beside_the_first(*map(report.differences_by_name, (first, again)), report.COLUMNS)
+    assert lines[2] == "1 of 1 differences that the first seeds showed are shown again."
+    (row,) = lines[6:]
+    assert row == (
+        "| Rare success: dynamic sampling, less | at equal steps, % | **+5.0** [+0.0, +2.0] | **+4.0** [+0.0, +2.0] "
+        "| shown again |"
+    )
