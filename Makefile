@@ -58,7 +58,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart gpu test test-whole test-slow test-browser test-trackers test-verifiers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart gpu test test-whole test-slow test-browser test-trackers test-verifiers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix combinations oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -210,6 +210,10 @@ golden: setup ## compare the quickstart's digits with BASE=REVISION
 # resumed in its middle. The runs of BASE are kept in build/golden-matrix.
 golden-matrix: setup ## compare tiny runs (ranks, engines, overlap, sft, every loss) with BASE=REVISION, digit by digit
 	$(BIN)/python benchmarks/golden_matrix.py --base $(BASE) $(ARGS)
+
+# make combinations ARGS="--first 1 --count 20": about 40 s each; what differs stays in build/combinations.
+combinations: setup ## train drawn combinations of settings whole, and killed and resumed: the digits must be the same
+	$(BIN)/python benchmarks/combinations.py --work build/combinations $(ARGS)
 
 check: setup ## check format, lint, types and imports
 	$(BIN)/ruff format --check .

@@ -128,13 +128,20 @@ def compare_rollouts(base: Path, here: Path, renamed: Renamed = SAME_NAMES) -> l
         sides = (renamed.base(tables[0]), renamed.here(tables[1]))
         rows += max(len(column) for side in sides for column in side.values())
         for column in sorted(sides[0].keys() | sides[1].keys()):
-            pairs = zip_longest(*(map(repr, side.get(column, [])) for side in sides), fillvalue="absent")
+            pairs = zip_longest(*(map(_said, side.get(column, [])) for side in sides), fillvalue="absent")
             for row, (a, b) in enumerate(pairs):
                 if a != b:
                     unequal.setdefault(column, []).append((f"{name} row {row}", a, b))
     for column, places in unequal.items():
         found.append(Difference(f"rollouts: {column}", len(places), rows, None, *places[0]))
     return found
+
+
+def _said(value: Any) -> str:
+    """Return a cell as text; of turns without the seconds that an environment took."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = [{key: one for key, one in each.items() if key != "seconds"} for each in value]
+    return repr(value)
 
 
 def compare_weights(base: Path, here: Path) -> list[Difference]:
