@@ -30,7 +30,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 
 import dapo
 from dapo.models.tiny import make_tiny_model
@@ -293,8 +293,8 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    if arguments.write and describe_machine()["commit"].endswith("-dirty"):
-        raise SystemExit("the working tree differs from its commit, which the result would name: commit first")
+    if arguments.write:
+        refuse_changes(RESULTS)
     for seed in arguments.seeds:
         one_seed(arguments.work.resolve() / f"seed{seed}", seed, arguments.arms)
     if arguments.write:
