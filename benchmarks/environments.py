@@ -264,7 +264,8 @@ def page(work: Path, seeds: Sequence[int]) -> str:
         f"{machine['cpu']}, Python {machine['python']}, commit {machine['commit']}, {machine['date']}: "
         f"`{machine['command']}`.",
         "Held-out accuracy on 128 problems, four sampled episodes each, before training by reward and at its last",
-        "step. Replies are tokens of the episode without loss. Grey curves are controls.",
+        "step. Replies are tokens of the episode without loss. Grey curves are controls. That of products has a start",
+        "of its own: it imitated other examples, products without a call, six passes instead of three.",
         "",
         "| task | arm | seed | before | after | steps | turns | reply tokens of a step |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
