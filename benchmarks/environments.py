@@ -30,7 +30,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from machine import describe_machine, refuse_changes
+from machine import commits_of, describe_machine, refuse_changes
 
 import dapo
 from dapo.models.tiny import make_tiny_model
@@ -258,11 +258,11 @@ def draw(work: Path, seeds: Sequence[int]) -> None:
 def page(work: Path, seeds: Sequence[int]) -> str:
     """Return the table."""
     machine = describe_machine()
+    commits = commits_of(work / f"seed{seed}" / name for name in ARMS for seed in seeds)
     lines = [
         "# Learning through turns",
         "",
-        f"{machine['cpu']}, Python {machine['python']}, commit {machine['commit']}, {machine['date']}: "
-        f"`{machine['command']}`.",
+        f"{machine['cpu']}, Python {machine['python']}, commit {commits}, {machine['date']}: `{machine['command']}`.",
         "Held-out accuracy on 128 problems, four sampled episodes each, before training by reward and at its last",
         "step. Replies are tokens of the episode without loss. Grey curves are controls. That of products has a start",
         "of its own: it imitated other examples, products without a call, six passes instead of three.",

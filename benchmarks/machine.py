@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,22 @@ def refuse_changes(out: Path) -> None:
             f"{len(changed)} files are not committed ({', '.join(changed[:3])}), and a published result names the "
             "commit that made it: commit them, or give another --out to try the script out"
         )
+
+
+def commits_of(runs: Iterable[Path]) -> str:
+    """Return the commits that made finished runs, as their machine.jsonl have it: they may be older than this one.
+
+    Raises:
+        SystemExit: a run names no commit, because it was made outside of a checkout.
+    """
+    found = set()
+    for run in runs:
+        for line in (run / "machine.jsonl").read_text().splitlines():
+            of = json.loads(line)
+            if not of["commit"]:
+                raise SystemExit(f"{run} names no commit: make it again with the checkout as the working directory")
+            found.add(of["commit"][:8] + "-dirty" * bool(of["dirty"]))
+    return ", ".join(sorted(found))
 
 
 def _commit() -> str:

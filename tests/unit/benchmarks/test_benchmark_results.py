@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -103,3 +104,19 @@ def test_the_commit_is_that_of_the_beginning(tmp_path, monkeypatch):
     assert machine.describe_machine()["commit"] == began
     commit(tmp_path / "examples/agent.py")  # while runs went on: they may have taken it
     assert machine.describe_machine()["commit"] == began + "-dirty"
+
+
+def test_a_run_of_older_code_is_named_by_the_commit_that_made_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(RESULTS.parent))
+    import machine
+
+    runs = [tmp_path / name for name in "abc"]
+    for run, lines in zip(
+        runs, ([("1" * 40, False)], [("2" * 40, False), ("3" * 40, True)], [("", None)]), strict=True
+    ):
+        run.mkdir()
+        said = [json.dumps({"commit": commit, "dirty": dirty}) + "\n" for commit, dirty in lines]
+        (run / "machine.jsonl").write_text("".join(said))
+    assert machine.commits_of(runs[:2]) == "11111111, 22222222, 33333333-dirty"
+    with pytest.raises(SystemExit, match="names no commit"):
+        machine.commits_of(runs)
