@@ -109,11 +109,13 @@ def report(study: Study, work: Path, seeds: Sequence[int], machine: Mapping[str,
             ]
             for arm in arms
         }
-        commits |= {(folder_of(work, task, arm, seed) / "commit").read_text() for arm in arms for seed in whole}
+        made = {seed: {(folder_of(work, task, arm, seed) / "commit").read_text() for arm in arms} for seed in whole}
+        commits |= set().union(*made.values())
         first, *others = measured
         tasks[task] = {
             "seeds": whole,
             "unfinished": [seed for seed in seeds if seed not in whole],
+            "mixed": [seed for seed, of in made.items() if len(of) > 1],
             "arms": {arm: [effect(values) for values in of] for arm, of in measured.items()},
             "differences": {
                 f"{arm} less {first}": [
@@ -141,6 +143,8 @@ def page(study: Study, found: Mapping[str, Any]) -> str:
         head = ["", *(one.heading for one in measures)]
         said = f"Seeds {', '.join(map(str, of['seeds']))}."
         said += f" Not finished: {', '.join(map(str, of['unfinished']))}." if of["unfinished"] else ""
+        mixed = ", ".join(map(str, of["mixed"]))
+        said += f" Arms of seed {mixed} were made by different commits." if mixed else ""
         lines += ["", f"## {task}", "", said, ""]
         for rows, sign in ((of["arms"], False), (of["differences"], True)):
             cells = [

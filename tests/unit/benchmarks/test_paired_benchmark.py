@@ -36,12 +36,12 @@ def study(paired):
     )
 
 
-def finish(paired, work, arm, seed, accuracy):
+def finish(paired, work, arm, seed, accuracy, commit="0123456"):
     folder = paired.folder_of(work, "task", arm, seed)
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "accuracy": accuracy}) + "\n")
     StatusWriter(folder / "status.json", steps=1).end("finished")
-    (folder / "commit").write_text("0123456")
+    (folder / "commit").write_text(commit)
 
 
 def published(paired, study, work, monkeypatch, *options):
@@ -61,6 +61,14 @@ def test_differences_are_of_one_seed_and_unfinished_seeds_are_named(paired, stud
     assert "| on less off | +10.0 [+10.0, +10.0] |" in page
     assert "`python benchmarks/a_study.py --work WORK`: x" in page
     assert "commit 0123456" in page
+
+
+def test_a_pair_of_different_code_is_named(paired, study, tmp_path, monkeypatch):
+    for seed, commit in ((1, "0123456"), (2, "abcdef0"), (3, "0123456")):
+        finish(paired, tmp_path, "off", seed, 0.5)
+        finish(paired, tmp_path, "on", seed, 0.5, commit)
+    page = published(paired, study, tmp_path, monkeypatch)
+    assert "Seeds 1, 2, 3. Arms of seed 2 were made by different commits." in page
 
 
 def test_the_command_names_what_was_chosen(paired, study, tmp_path, monkeypatch):
