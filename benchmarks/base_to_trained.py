@@ -23,7 +23,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from machine import describe_machine, refuse_changes
+from machine import commits_of, describe_machine, refuse_changes
 
 from dapo.cli.main import main as dapo
 from dapo.data.signed_sum import SignedSum, make_problem, sloppy_solution
@@ -159,13 +159,14 @@ def report(work: Path, seeds: Sequence[int], steps: int) -> str:
     stopped = [read_status(work / f"seed{s}" / "runs" / "nothing" / "status.json") for s in seeds]
     unfilled = sum(status is not None and status.state == "unfilled" for status in stopped)
     machine = describe_machine()
+    commits = commits_of(work / f"seed{seed}" / "runs" / arm for seed in seeds for arm in ARMS)
     return "\n".join(
         [
             "# From a model that cannot do the task to a trained one",
             "",
             "Made by `python benchmarks/base_to_trained.py --work FOLDER --seeds "
             f"{' '.join(map(str, seeds))} --steps {steps} --write` on {machine['cpu']}, commit "
-            f"{machine['commit']}, {machine['date']}. The quickstart's task with 3 and 4 terms, a model "
+            f"{commits}, {machine['date']}. The quickstart's task with 3 and 4 terms, a model "
             "of 0.1 million parameters with random weights, one CPU thread. Accuracy is that of four sampled responses "
             "to each of 128 held-out problems.",
             "",

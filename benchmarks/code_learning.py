@@ -20,7 +20,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from machine import describe_machine, refuse_changes
+from machine import commits_of, describe_machine, refuse_changes
 
 from dapo.cli.main import main as dapo
 from dapo.models.tiny import make_tiny_model
@@ -144,6 +144,7 @@ def write(work: Path, seeds: Sequence[int]) -> str:
     from matplotlib.figure import Figure
 
     machine = describe_machine()
+    commits = commits_of(work / f"seed{seed}" / "runs" / "dapo" for seed in seeds)
     problems = len({problem_of(chain) for chain in held_out()})  # dapo keeps each once
     curves = {
         seed: series(read_metrics(work / f"seed{seed}" / "runs" / "dapo" / "metrics.jsonl"), ACCURACY) for seed in seeds
@@ -158,8 +159,7 @@ def write(work: Path, seeds: Sequence[int]) -> str:
     lines = [
         "# Learning to write programs that pass their tests",
         "",
-        f"{machine['cpu']}, Python {machine['python']}, commit {machine['commit']}, {machine['date']}: "
-        f"`{machine['command']}`.",
+        f"{machine['cpu']}, Python {machine['python']}, commit {commits}, {machine['date']}: `{machine['command']}`.",
         f"Held-out accuracy ({problems} problems, one sampled program each) by `kind: code` in the sandbox.",
         "",
         "| seed | after `dapo sft` | after DAPO | steps |",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from typing import Any
 PACKAGES = ("torch", "transformers", "numpy")
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-COUNTS = ("dapo", "benchmarks", "constraints", ":!benchmarks/results", ":!benchmarks/*.md")
+COUNTS = ("dapo", "benchmarks", "constraints", "examples", ":!benchmarks/results", ":!benchmarks/*.md")
 """What a result depends on, as git's paths: results and pages do not count."""
+_began: dict[Path, str] = {}  # checkout -> the commit that was there when this process first asked
 
 
 def refuse_changes(out: Path) -> None:
@@ -27,7 +30,7 @@ def refuse_changes(out: Path) -> None:
     """
     if not out.resolve().is_relative_to(RESULTS):
         return
-    if not _git("rev-parse", "HEAD"):
+    if not _commit():
         raise SystemExit(
             f"{HERE.parent} is no git checkout, and a published result names its commit: give another --out"
         )
@@ -38,8 +41,34 @@ def refuse_changes(out: Path) -> None:
         )
 
 
+def commits_of(runs: Iterable[Path]) -> str:
+    """Return the commits that made finished runs, as their machine.jsonl have it: they may be older than this one.
+
+    Raises:
+        SystemExit: a run names no commit, because it was made outside of a checkout.
+    """
+    found = set()
+    for run in runs:
+        for line in (run / "machine.jsonl").read_text().splitlines():
+            of = json.loads(line)
+            if not of["commit"]:
+                raise SystemExit(f"{run} names no commit: make it again with the checkout as the working directory")
+            found.add(of["commit"][:8] + "-dirty" * bool(of["dirty"]))
+    return ", ".join(sorted(found))
+
+
+def _commit() -> str:
+    if not _began.get(HERE):
+        _began[HERE] = _git("rev-parse", "--short", "HEAD").strip()
+    return _began[HERE]
+
+
 def _changed() -> list[str]:
-    return [line[3:] for line in _git("status", "--porcelain", "--", *COUNTS).splitlines()]
+    """Return files that differ from the commit: a later commit, made while runs went on, counts too."""
+    changed = {line[3:] for line in _git("status", "--porcelain", "--", *COUNTS).splitlines()}
+    if commit := _commit():
+        changed |= set(_git("diff", "--name-only", commit, "HEAD", "--", *COUNTS).splitlines())
+    return sorted(changed)
 
 
 def _git(*arguments: str) -> str:
@@ -47,14 +76,17 @@ def _git(*arguments: str) -> str:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return processor, Python, packages, commit, command and date, as plain values."""
+    """Return processor, Python, packages, commit, command and date, as plain values.
+
+    The commit is that of the first call in this process, here or in ``refuse_changes``.
+    """
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": f"{models[0]} x {len(models)}",
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "commit": _git("rev-parse", "--short", "HEAD").strip() + "-dirty" * bool(_changed()),
+        "commit": _commit() + "-dirty" * bool(_changed()),
         "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from machine import refuse_changes
 from overlap_report import plot, report
 from sampling_simulation import CAP, GROUP, MEAN, SEED, SLOTS, make_lengths
 from simulated_engine import UNIT, SimulatedEngine
@@ -262,6 +263,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no simulation after so long")
     options = parser.parse_args()
+    refuse_changes(options.out)
     started = time.monotonic()
     file = options.out / "overlap_simulation.json"
     known = {case_of(row): row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}

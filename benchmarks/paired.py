@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,10 +109,13 @@ def report(study: Study, work: Path, seeds: Sequence[int], machine: Mapping[str,
             ]
             for arm in arms
         }
-        commits |= {(folder_of(work, task, arm, seed) / "commit").read_text() for arm in arms for seed in whole}
+        made = {seed: {(folder_of(work, task, arm, seed) / "commit").read_text() for arm in arms} for seed in whole}
+        commits |= set().union(*made.values())
         first, *others = measured
         tasks[task] = {
             "seeds": whole,
+            "unfinished": [seed for seed in seeds if seed not in whole],
+            "mixed": [seed for seed, of in made.items() if len(of) > 1],
             "arms": {arm: [effect(values) for values in of] for arm, of in measured.items()},
             "differences": {
                 f"{arm} less {first}": [
@@ -137,7 +141,11 @@ def page(study: Study, found: Mapping[str, Any]) -> str:
     for task, of in found["tasks"].items():
         measures = study.measures[task]
         head = ["", *(one.heading for one in measures)]
-        lines += ["", f"## {task}", "", f"Seeds {', '.join(map(str, of['seeds']))}.", ""]
+        said = f"Seeds {', '.join(map(str, of['seeds']))}."
+        said += f" Not finished: {', '.join(map(str, of['unfinished']))}." if of["unfinished"] else ""
+        mixed = ", ".join(map(str, of["mixed"]))
+        said += f" Arms of seed {mixed} were made by different commits." if mixed else ""
+        lines += ["", f"## {task}", "", said, ""]
         for rows, sign in ((of["arms"], False), (of["differences"], True)):
             cells = [
                 [
@@ -164,7 +172,10 @@ def main(study: Study, doc: str) -> None:
     if not options.no_runs:
         make(study, work, options.seeds, options.tasks)
     machine = describe_machine()
-    machine["command"] = f"python {Path(machine['command'].split()[1])} --work WORK"
+    asked = ["python", machine["command"].split()[1], "--work WORK"]
+    for name, chosen, whole in (("seeds", options.seeds, study.seeds), ("tasks", options.tasks, study.arms)):
+        asked += [shlex.join([f"--{name}", *map(str, chosen)])] if list(chosen) != list(whole) else []
+    machine["command"] = " ".join(asked)
     found = report(study, work, options.seeds, machine)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{study.file}.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from machine import refuse_changes
 from published_rules import LimitedResampling, Rounds, RoundsUntilFull
 from simulated_engine import UNIT, Lengths, SimulatedEngine, Speed
 from simulated_world import NumberedPrompts, SimulatedScorer, group_accuracy, log_normal_lengths, resampled_lengths
@@ -295,6 +296,7 @@ def main() -> None:
     if options.profile:
         profile(Case(options.only[0], 0.5, "ours", lookahead=0.25))
         return
+    refuse_changes(options.out)
     gc.disable()  # hardly anything here is cyclic; each case ends with a collection
     file = options.out / "sampling_simulation.json"
     known = {case_of(row): row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}

@@ -12,7 +12,8 @@ host, in whatever it does, and waits until the run has gone on. At the end the r
 what it wrote is counted: every step once and in order, every group with one end, no process and no shared memory left.
 Shared memory is the whole machine's: nothing else may use it meanwhile.
 
-Exit code 1 where something of that is not so. Results go to ``benchmarks/results``.
+Processes are those that were seen at a look or before a loss, and those that carry the run's mark: what a killed host
+left behind counts too. Exit code 1 where something of that is not so. Results go to ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ from machine import describe_machine, refuse_changes
 from soak_tools import WORDS
 
 from dapo.models.tiny import make_tiny_model
-from dapo.observe.metrics import read_metrics
+from dapo.observe.jsonl import read_jsonl
 from dapo.observe.rollouts import read_rollouts
 
 HERE = Path(__file__).resolve().parent
+GROUP = 8  # responses of a prompt
+MARKER = "DAPO_SOAK"  # in the environment of every process of the run
 OVERRIDES = (
     "launch.backend=ray",
     "learner.ranks=2",
     "rollout.engines=2",
     "rollout.prompts_per_step=16",
-    "rollout.group_size=8",
+    f"rollout.group_size={GROUP}",
     "rollout.max_response_tokens=24",
     "learner.minibatch_prompts=8",
     "environment.kind=tools",
@@ -137,6 +140,43 @@ def plays(process: int) -> bool:
     return False
 
 
+def born(process: int) -> int:
+    """Ticks of the system at which it started; 0 of one that has ended."""
+    with suppress(OSError):
+        said = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return 0 if said[0] in "ZX" else int(said[19])
+    return 0
+
+
+def marked(marker: str) -> list[int]:
+    """Processes whose environment has this mark; one that writes its title over its environment is not found."""
+    found, wanted = [], f"{MARKER}={marker}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+class Family:
+    """All processes that came of one, also those whose parent has ended: nobody's descendants, they would be missed."""
+
+    def __init__(self, first: int, marker: str) -> None:
+        self._first, self._marker = first, marker
+        self._known: set[tuple[int, int]] = set()
+
+    def living(self) -> list[int]:
+        """Descendants of the first one, which are remembered from now on."""
+        found = descendants(self._first)
+        self._known |= {(one, born(one)) for one in found}
+        return found
+
+    def left(self) -> list[int]:
+        """What lives of all that was ever seen, or has the mark; without the first."""
+        known = {one for one, at in self._known if at and born(one) == at}
+        return sorted({one for one in {*known, *marked(self._marker)} if born(one)} - {self._first})
+
+
 class Watched:
     """A run, seen from outside: by its files and its processes."""
 
@@ -152,8 +192,9 @@ class Watched:
             [*command, f"run.dir={folder}", "run.name=soak"],
             stdout=self._said,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": paths},
+            env=os.environ | {"PYTHONPATH": paths, MARKER: str(folder)},
         )
+        self.family = Family(self.process.pid, str(folder))
 
     @property
     def minute(self) -> float:
@@ -179,7 +220,7 @@ class Watched:
 
     def hosts(self) -> dict[str, int]:
         """Processes of ranks, engines and hosts for environments that live, by their names."""
-        living = set(descendants(self.process.pid))
+        living = set(self.family.living())
         named = dict(re.findall(r"((?:engine|rank|environment)-\d+) is process (\d+) on ", self.log))
         return {name: int(process) for name, process in named.items() if int(process) in living}
 
@@ -192,7 +233,7 @@ class Watched:
         return {f"worker of {name}": found[-1] for name, found in below.items() if found}
 
     def look(self) -> Look:
-        hosts, all_of_it = set(self.hosts().values()), descendants(self.process.pid)
+        hosts, all_of_it = set(self.hosts().values()), self.family.living()
         return Look(
             minute=self.minute,
             step=self.step,
@@ -224,12 +265,12 @@ class Watched:
 
     def interrupt(self) -> tuple[int, list[int]]:
         """As a person does, once. Its exit code, and which of its processes are left."""
-        before = descendants(self.process.pid)
+        self.family.living()
         self.process.send_signal(signal.SIGINT)
         code = self.process.wait(self.patience)
         self._said.close()
         time.sleep(2.0)  # for the last of Ray's to be taken by the system
-        return code, [one for one in before if resident(one)]
+        return code, self.family.left()
 
     @staticmethod
     def _shared() -> float:
@@ -277,25 +318,34 @@ def watch(run: Watched, minutes: float, every: float, seed: int) -> tuple[list[L
 
 def count(folder: Path) -> dict[str, int | bool]:
     """Of what the run wrote: whether each step is there once, and how each group ended."""
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows = read_jsonl(folder / "metrics.jsonl")  # as they were written: ``read_metrics`` would hide a second one
     fates: dict[int, list[str]] = {}
+    once = True
     for file in sorted((folder / "rollouts").iterdir()):
-        table = read_rollouts(file).select(["group", "disposition"]).to_pylist()
-        for group, fate in {row["group"]: row["disposition"] for row in table}.items():
-            fates.setdefault(group, []).append(fate)
+        samples: dict[int, list[int]] = {}
+        ends_here: dict[int, dict[str, None]] = {}
+        for row in read_rollouts(file, ["group", "sample", "disposition"]).to_pylist():
+            samples.setdefault(row["group"], []).append(row["sample"])
+            ends_here.setdefault(row["group"], {})[row["disposition"]] = None
+        once = once and all(sorted(of_one) == list(range(GROUP)) for of_one in samples.values())
+        for group, found in ends_here.items():
+            fates.setdefault(group, []).extend(found)
     ends = [[fate for fate in of_one if fate != "carried"] for of_one in fates.values()]
     last = rows[-1]
     waiting = sum(of_one[-1] == "carried" for of_one in fates.values())
+    dispatched = int(last["total/groups/dispatched"])
     return {
         "steps": int(last["step"]),
         "each step once, in order": [row["step"] for row in rows] == list(range(1, len(rows) + 1)),
-        "groups dispatched": int(last["total/groups/dispatched"]),
+        "groups dispatched": dispatched,
         "groups trained": Counter(end for of_one in ends for end in of_one)["trained"],
         "as many as the steps say": sum(of_one == ["trained"] for of_one in ends)
         == sum(int(row.get("groups/trained", 0)) for row in rows),
         "no group with two ends": all(len(of_one) <= 1 for of_one in ends),
+        "each response of a group once": once,
         "waiting groups are those that the last step names": waiting == last["groups/waiting"],
-        "no group is missing": len(fates) + last["groups/unfinished"] == last["total/groups/dispatched"],
+        "no group is missing": len(fates) + last["groups/unfinished"] == dispatched,
+        "no group that was not dispatched": all(0 <= group < dispatched for group in fates),
         **{said: int(sum(row.get(f"environment/{key}") or 0 for row in rows)) for key, said in FAILURES.items()},
     }
 
@@ -349,6 +399,18 @@ def table(result: dict[str, Any], looks: list[Look], losses: list[Loss]) -> str:
     return "\n".join([*lines, ""])
 
 
+INTERRUPTED = 130
+
+
+def wrong(code: int, counted: dict[str, int | bool]) -> list[str]:
+    """Return what is not as it should be."""
+    none = (FAILURES["not_repeatable"], "processes left", "shared memory left, MiB")
+    return [
+        *["exit code"] * (code != INTERRUPTED),
+        *(what for what, value in counted.items() if value is False or (what in none and value)),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -360,6 +422,8 @@ def main() -> None:
     options = parser.parse_args()
     refuse_changes(options.out)
     machine = describe_machine()
+    if options.work is not None:
+        machine["command"] = machine["command"].replace(str(options.work), "WORK")
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir=options.work))
     run = Watched(folder, options.timeout)
     try:
@@ -375,12 +439,8 @@ def main() -> None:
     text = table(result, looks, losses)
     options.out.with_suffix(".md").write_text(text)
     print(text)
-    wrong = [what for what, value in counted.items() if value is False]
-    wrong += [
-        what for what in (FAILURES["not_repeatable"], "processes left", "shared memory left, MiB") if counted[what]
-    ]
-    if wrong:
-        raise SystemExit(f"not as it should be: {', '.join(wrong)}; the run is in {run.folder}")
+    if found := wrong(code, counted):
+        raise SystemExit(f"not as it should be: {', '.join(found)}; the run is in {run.folder}")
 
 
 if __name__ == "__main__":
