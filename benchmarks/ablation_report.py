@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 Floats = NDArray[np.float64]
 Curve = dict[str, Any]  # "points": lists by name, one entry an evaluation; "steps": one a training step
 Curves = Mapping[str, Mapping[int, Curve]]  # row -> seed -> curve
-Effect = dict[str, Any]  # "mean", "low" and "high" of the 95 % interval, "shown"
+Effect = dict[str, Any]  # "mean", "low" and "high" of the 95 % interval, "shown", and "seeds": the value of each
 Effects = dict[str, dict[str, dict[str, Effect]]]  # part or variant -> how it was taken -> measure -> effect
 
 # 99.5 % quantile of Student's t by degrees of freedom, from 1.
@@ -109,11 +109,13 @@ def effect(values: Floats) -> Effect:
     n, mean = len(values), float(np.mean(values))
     if np.isnan(mean):
         return {"mean": None, "low": None, "high": None, "shown": False}
+    found: Effect = {"mean": mean, "low": None, "high": None, "shown": False}
+    found["seeds"] = [float(f"{value:.6g}") for value in values]  # so that a reader can compute the rest again
     if n < 2:
-        return {"mean": mean, "low": None, "high": None, "shown": False}
+        return found
     error = float(values.std(ddof=1)) / n**0.5
     wide, strict = (quantiles[min(n - 2, len(quantiles) - 1)] * error for quantiles in (T_QUANTILES, T_STRICT))
-    return {"mean": mean, "low": mean - wide, "high": mean + wide, "shown": n >= FEWEST and abs(mean) > strict}
+    return found | {"low": mean - wide, "high": mean + wide, "shown": n >= FEWEST and abs(mean) > strict}
 
 
 def budgets_of(rows: Mapping[str, Curve]) -> dict[str, float]:
