@@ -54,6 +54,8 @@ COMMON = [
     f"trainer.steps={STEPS}",
 ]
 SAMPLING = "algorithm.dynamic_sampling"
+TEMPLATE = "'{% for message in messages %}{{ message.content }} {% endfor %}'"
+"""Of chats, for a model of words without special tokens."""
 Choice = tuple[float, Sequence[Sequence[str]]]
 """How often one of several sets of overrides is taken."""
 
@@ -131,6 +133,14 @@ CHOICES: list[Choice] = [
             ],
         ],
     ),
+    (
+        0.25,
+        [
+            ["data.train.0.size=8", "data.epochs=2"],
+            ["data.train.0.levels=[{max_terms: 3}, {max_terms: 5}]", "data.curriculum.window=4"],
+            ["data.train.1={task: signed_sum, name: more, seed: 9, size: 30}"],
+        ],
+    ),
     (0.5, each("rollout.slots", 5, 8, 16, 40)),
     (0.2, each("rollout.engine", "generate")),
     (
@@ -157,6 +167,8 @@ CHOICES: list[Choice] = [
             ["rollout.max_staleness=1", "rollout.overlap_turns=2", "rollout.turn_steps=8"],
             ["rollout.max_staleness=2", "rollout.overlap_turns=3", "rollout.turn_steps=8"],
             ["learner.ranks=2"],
+            ["learner.ranks=2", "learner.replicas=2"],
+            ["learner.ranks=2", "learner.context_parallel=2"],
         ],
     ),
     (0.3, [["learner.epochs_per_rollout=2"]]),
@@ -193,7 +205,7 @@ EPISODES: list[Choice] = [
     (1.0, each("environment.kind", "benchmarks.combinations_games:tries", "benchmarks.combinations_games:Counting")),
     (1.0, [["environment.max_turns=3", "environment.max_turn_tokens=6", "environment.workers=1"]]),
     (1.0, each("environment.lag", 0, 2, 16)),
-    (0.35, [["environment.rows=turns"]]),
+    (0.35, [["environment.rows=turns", "data.prompt=chat", f"data.chat_template={TEMPLATE}"]]),
 ]
 
 
