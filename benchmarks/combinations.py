@@ -255,6 +255,8 @@ def differences(whole: Path, cut: Path) -> list[str]:
     rows = [read_metrics(run / "metrics.jsonl") for run in (whole, cut)]
     found = [str(one) for one in compare_rows(*rows) + compare_rollouts(whole, cut) + compare_weights(whole, cut)]
     last = rows[0][-1]
+    if not last["step"]:  # the data ended before the first step: there is no account
+        return found
     for what, held, every, ends in (
         ("groups", ("groups/waiting", "groups/unfinished"), "total/groups/dispatched", "total/groups/{}"),
         ("tokens", ("cost/held_tokens",), "counters/generated_tokens", "total/cost/{}_tokens"),

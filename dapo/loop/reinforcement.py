@@ -74,7 +74,7 @@ class Reinforcement:
         if not batch.groups_P and self.collector.exhausted:
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
-            return DataEnded(step - 1, self.collector.selector.ended == "retired")
+            return DataEnded(step - 1, self.collector.selector.ended == "retired", len(batch.finished))
         self.notices.poor_batch(batch)
         return Work(self._plan(batch, done.training_steps, rate), batch.metrics, batch.finished)
 

@@ -419,8 +419,11 @@ def ending_said(ending: Ending) -> str:
 def early_said(ending: DataEnded | NoGain) -> str:
     """Why a run is at its end before ``trainer.steps``."""
     if isinstance(ending, DataEnded):
-        what = "every prompt is retired" if ending.retired else "the data has ended"
-        return f"{what} after {counted(ending.steps, 'training step')}"
+        after = f"after {counted(ending.steps, 'training step')}"
+        if ending.retired:
+            return f"every prompt is retired {after}"
+        last = f"; none of the last {counted(ending.rejected, 'group')} could be trained on" if ending.rejected else ""
+        return f"the data has ended {after}{last}"
     return (
         f"{ending.metric} was not better {in_a_row(ending.times)} (best: {ending.best:.4g}, at step "
         f"{ending.best_step}; trainer.early_stop.patience = {ending.patience})"

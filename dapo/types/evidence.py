@@ -183,6 +183,7 @@ class DataEnded:
 
     steps: int  # training steps that are done
     retired: bool  # every prompt is retired; False: ``data.epochs`` are over
+    rejected: int = 0  # groups judged since, none of which could be trained on
     kind: Literal["data_ended"] = "data_ended"
 
 

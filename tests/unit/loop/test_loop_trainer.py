@@ -366,7 +366,7 @@ def test_prompts_that_are_all_solved_end_the_run_too(tmp_path):
     run = make_run(tmp_path, distinct=4, steps=99, **solved)
     assert run()
     assert run.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert run.trainer.stopping.early == DataEnded(2, retired=True)
+    assert run.trainer.stopping.early == DataEnded(2, retired=True, rejected=8)
     assert run.recorder.evaluations == [0, 2]
     ((step, judged),) = run.recorder.stops
     assert step == 3

@@ -155,6 +155,10 @@ def test_a_run_that_was_interrupted_or_ended_early_says_so():
         (DataEnded(25, retired=False), "the data has ended after 25 training steps"),
         (DataEnded(25, retired=True), "every prompt is retired after 25 training steps"),
         (
+            DataEnded(0, retired=False, rejected=15),
+            "the data has ended after 0 training steps; none of the last 15 groups could be trained on",
+        ),
+        (
             NoGain("validation/\x1b[31m", 2, 2, 0.5, 15),
             "validation/␛[31m was not better 2 times in a row (best: 0.5, at step 15; trainer.early_stop.patience = 2)",
         ),
