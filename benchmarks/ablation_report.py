@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ablation_rows import FULL, PARTS, SMALL, TASKS, rung, without
+from ablation_rows import FULL, PARTS, TASKS, rung, without
 from numpy.typing import NDArray
 from sampling_learning import T_QUANTILES
 
@@ -79,10 +79,11 @@ def write_results(
     else:
         text += "\n".join(["", "## Figures", "", *figures(table)]) + "\n"
         (draw_parts if table == "parts" else draw_variants)(whole, report, out)
-        if page is not None and table == "parts":
-            page.write_text(with_blocks(page.read_text(), page_blocks(report)))
     (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     (out / f"{name}.md").write_text(text)
+    if page is not None and table == "parts":
+        pair = (published("ablation"), report) if again else (report, published("ablation_again"))
+        page.write_text(with_blocks(page.read_text(), page_blocks(*pair)))
     print(text)
 
 
@@ -321,36 +322,43 @@ FIGURES = {part: f"ablation_{part.replace(' ', '_').replace('-', '_')}.png" for 
 RESULTS = "../benchmarks/results"  # as a page of docs/ says it
 
 
-def page_blocks(report: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a page shows of the parts by the name of its place: a table in words."""
-    tasks = report["tasks"]
-    counts = {len(found["seeds"]) for found in tasks.values()}
-    said = f"{min(counts)} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
-    few = len(tasks) < len(TASKS) or min(counts) < SMALL
-    more = " This is a first part: the same command goes on." if few else ""
-    lines = [f"{said[0].upper()}{said[1:]} a task, commit {report['machine']['commit']}.{more}", ""]
-    lines += table_lines(_summary(tasks))
+def page_blocks(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a page shows of the parts by the name of its place: a table in words.
+
+    Args:
+        first: the published table.
+        again: its repetition with other seeds.
+    """
+    said = [
+        f"{len(next(iter(of['tasks'].values()))['seeds'])} seeds of commit {of['machine']['commit']}"
+        for of in (first, again)
+    ]
+    lines = [f"{said[0]} and {said[1]}. **Bold**: both show it; *once*: one of them does.", ""]
+    lines += table_lines(_summary(first["tasks"], again["tasks"]))
     return {"ablation": "\n".join(lines)}
 
 
-def _summary(tasks: Mapping[str, Any]) -> list[list[str]]:
+def _summary(first: Mapping[str, Any], again: Mapping[str, Any]) -> list[list[str]]:
     """Each part on each task in words: at equal steps, and at equal tokens."""
+    tasks = [name for name in first if name in again]
     rows = [["part of the whole recipe", *(TASKS[name].title.lower() for name in tasks)]]
     for part in PARTS:
         cells = []
-        for found in tasks.values():
-            values = found["effects"][part].get(LESS)
-            words = {} if values is None else {axis: _word(values[axis]) for axis in ("steps", "tokens")}
+        for name in tasks:
+            pair = [of[name]["effects"][part][LESS] for of in (first, again)]
+            words = {axis: _word(*(values[axis] for values in pair)) for axis in ("steps", "tokens")}
             same = len(set(words.values())) == 1
             cells.append(words["steps"] if same else ", ".join(f"{said} ({axis})" for axis, said in words.items()))
         rows.append([part, *cells])
     return rows
 
 
-def _word(value: Effect) -> str:
-    if not value["shown"]:
+def _word(first: Effect, again: Effect) -> str:
+    shown = [value for value in (first, again) if value["shown"]]
+    words = {"helps" if value["mean"] > 0 else "costs" for value in shown}
+    if len(words) != 1:  # none, or each shows the opposite of the other
         return "not shown"
-    return f"**{'helps' if value['mean'] > 0 else 'costs'}**"
+    return f"**{words.pop()}**" if len(shown) == 2 else f"{words.pop()} *once*"
 
 
 def with_blocks(page: str, blocks: Mapping[str, str]) -> str:

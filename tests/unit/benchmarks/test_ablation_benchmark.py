@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -237,20 +238,22 @@ def test_effects_are_paired_by_seed_and_of_complete_seeds(report, ablation):
 
 
 @pytest.mark.whole
-def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_path):
+def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- ablation -->\nold\n<!-- end of ablation -->\nafter\n")
     rows = {
         row: {seed: curve([0.1, 0.2, 0.3 + n / 50 + seed / 1000], [0, 1, 2], [0, 1, 2]) for seed in (1, 2, 3, 4)}
         for n, row in enumerate(ablation.TABLES["parts"].rows)
     }
-    machine = {"packages": {}, "python": "", "cpu": "", "command": "c", "commit": "", "date": "", "cpu_hours": 1.0}
+    machine = {"packages": {}, "python": "", "cpu": "", "command": "c", "commit": "k", "date": "", "cpu_hours": 1.0}
+    repeated = tmp_path / "ablation.json"  # as if other seeds had given the same
+    monkeypatch.setattr(report, "published", lambda name: json.loads(repeated.read_text()))
     report.write_results("parts", {"rare": rows, "mixed": {row: {} for row in rows}}, machine, tmp_path, page)
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "a first part" in text  # four seeds of eight
+    assert "4 seeds of commit k and 4 seeds of commit k" in text
     # the whole lies four points below its row in these made-up curves, and two above the row before it on the ladder
     table = (tmp_path / "ablation.md").read_text()
     assert "| clip-higher, less | **-4.0** [-4.0, -4.0] |" in table
@@ -263,6 +266,26 @@ def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_p
     assert "mixed" not in (tmp_path / "ablation.json").read_text()
     with pytest.raises(ValueError, match="no place"):
         report.with_blocks("nothing", {"ablation": "x"})
+
+
+def test_the_page_calls_shown_what_both_tables_show_with_one_sign(report):
+    def table(*means):
+        def value(mean):
+            return {"mean": mean, "low": mean - 1, "high": mean + 1, "shown": abs(mean) > 1}
+
+        parts = zip(report.PARTS, means, strict=True)
+        effects = {part: {"less": {"steps": value(mean), "tokens": value(0.0)}} for part, mean in parts}
+        return {"machine": {"commit": "k"}, "tasks": {"rare": {"seeds": [1, 2, 3, 4], "effects": effects}}}
+
+    text = report.page_blocks(table(3, 3, -3, 0.5, 3), table(2, -2, -0.5, 0.5, 0.5))["ablation"]
+    cells = [line.split(" | ")[1].removesuffix(" |") for line in text.splitlines()[4:]]
+    assert cells == [
+        "**helps** (steps), not shown (tokens)",
+        "not shown",  # the opposite
+        "costs *once* (steps), not shown (tokens)",
+        "not shown",
+        "helps *once* (steps), not shown (tokens)",
+    ]
 
 
 def test_variants_are_compared_with_the_whole_where_they_have_the_seconds(report, ablation, tmp_path):
