@@ -14,6 +14,7 @@ the others of that worker   are played again with their next question
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ log = logging.getLogger(__name__)
 
 RETRIES = 2
 """Times that a question is asked again whose worker ended."""
-_OVERLAPPING = 64  # questions that an asynchronous environment has at once
+_AT_ONCE = 64  # questions that a worker has at most
+_AHEAD = 0.05  # seconds of work that a synchronous environment is given beyond the question at work
 _SLACK = 2.0  # seconds that a worker has to report a time-out of its own
 
 
@@ -43,7 +45,7 @@ class _Pending:
     key: Key
     question: Question | None  # None: close the episode
     tries: int = 0
-    since: float = 0.0  # monotonic time at which it was sent, or the one before it was answered
+    since: float = 0.0  # monotonic time at which it was sent, or at which the answer before it was heard
 
 
 class _Worker(GuardedWorker):
@@ -52,6 +54,7 @@ class _Worker(GuardedWorker):
         self.queue: deque[_Pending] = deque()
         self.sent: dict[int, _Pending] = {}
         self.held: dict[Key, int] = {}  # episodes -> turns that they answered
+        self.pace = math.inf  # seconds that its last answer took
 
 
 class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
@@ -150,12 +153,23 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
         self._homes.put(key, worker)
         worker.queue.append(pending)
 
+    def _room(self, worker: _Worker) -> int:
+        """Return how many questions a worker may have.
+
+        A synchronous environment answers one after the other. It has some more while it is quick, so that it need not
+        wait for a driver that looks once in a turn of the engine; one that is slow would go on with what was dropped.
+        """
+        return _AT_ONCE if self._concurrent else 1 + min(_AT_ONCE - 1, int(_AHEAD / max(worker.pace, 1e-6)))
+
+    def _at_work(self, worker: _Worker) -> list[_Pending]:
+        """Return the questions that a worker computes: of a synchronous environment the oldest."""
+        return list(worker.sent.values())[: None if self._concurrent else 1]
+
     def _send_some(self) -> None:
-        room = _OVERLAPPING if self._concurrent else 1
         for worker in self._workers:
             if not worker.ready:
                 continue
-            while worker.queue and len(worker.sent) < room:
+            while worker.queue and len(worker.sent) < self._room(worker):
                 pending = worker.queue.popleft()
                 question, key = pending.question, pending.key
                 pending.since = time.monotonic()
@@ -167,8 +181,6 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
                     worker.send([Ask(pending.number, question, False)])
                     continue
                 fresh = worker.held.get(key) != len(question.past)
-                if fresh and question.past and question.state is None:
-                    self.replayed += len(question.past)
                 worker.held[key] = len(question.past) + (question.turn is not None)
                 worker.send([Ask(pending.number, question, fresh)])
 
@@ -184,7 +196,7 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
     def _step(self, seconds: float) -> None:
         for worker, why in self._exchange(seconds):
             now = time.monotonic()
-            late = [one for one in worker.sent.values() if now - one.since > self._allowed(one)]
+            late = [one for one in self._at_work(worker) if now - one.since > self._allowed(one)]
             if why is not None:
                 self._lose(worker, why)
             elif late:
@@ -216,11 +228,19 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
                     raise RecipeError(error)
                 self._lose(worker, error)
             case Answered(number=number) if number in worker.sent:
-                self._answered(worker, worker.sent.pop(number), message)
+                worker.pace = message.seconds
+                self._answered(worker, self._heard(worker, number), message)
             case Closed(number=number) if number in worker.sent:
-                del worker.sent[number]
+                self._heard(worker, number)
             case _:
                 raise WireError(f"a message that is not due: {message.type}")
+
+    def _heard(self, worker: _Worker, number: int) -> _Pending:
+        """Take out what was answered; the time of the next one begins."""
+        pending = worker.sent.pop(number)
+        for following in () if self._concurrent else self._at_work(worker):
+            following.since = time.monotonic()
+        return pending
 
     def _answered(self, worker: _Worker, pending: _Pending, message: Answered) -> None:
         key = pending.key
@@ -231,6 +251,8 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
             self._close_episode(worker, key)
         if (message.failure or "").startswith("timeout"):
             self.timeouts += 1
+        if message.replayed is not None:
+            self.replayed += len(pending.question.past)
         replayed = (
             None
             if message.replayed is None
@@ -269,8 +291,9 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
             if late.question is not None:
                 self.timeouts += 1
                 self._tell(late, Answer(late.key, failure=reason))
+        computed = {one.number for one in self._at_work(worker)}
         for pending in [*worker.sent.values(), *worker.queue]:
-            at_work = pending.number in worker.sent
+            at_work = pending.number in computed
             if pending.question is None:
                 continue  # its environment ended with the worker
             if at_work and late is None and pending.tries >= RETRIES:

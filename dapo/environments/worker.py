@@ -5,7 +5,7 @@ It talks over one socket in the frames of ``dapo.processes.wire``:
     driver -> worker   what to load, then lists of ``Ask`` and ``Drop``, pickled
     worker -> driver   the messages of ``dapo.environments.messages``, as JSON
 
-A synchronous environment gets one question at a time. Questions to an asynchronous one overlap.
+A synchronous environment answers one question after the other. Questions to an asynchronous one overlap.
 """
 
 from __future__ import annotations

@@ -206,3 +206,50 @@ def test_a_dropped_question_is_never_answered(pool):
     (answer,) = ask(subject, question(1))
     assert answer.key.group == 1
     assert subject.poll(0.2) == []
+
+
+@pytest.mark.parametrize(("pace", "at_once"), [(0.0, 20), (0.01, 6), (0.06, 1)])
+def test_a_synchronous_environment_has_as_many_questions_as_it_answers_in_fifty_milliseconds(pool, pace, at_once):
+    subject = pool("guess")
+    ask(subject, question(99))
+    (worker,) = subject._workers
+    worker.pace = pace
+    questions = [question(n) for n in range(20)]
+    for one in questions:
+        subject.ask(one)
+    assert (len(worker.sent), len(worker.queue)) == (at_once, 20 - at_once)
+    found = set()
+    while len(found) < 20:
+        found |= {answer.key for answer in subject.poll(None)}
+    assert not worker.sent
+    assert not worker.queue
+
+
+def test_the_time_of_a_question_begins_when_the_one_before_it_was_answered(pool):
+    subject = pool("guess")
+    ask(subject, question(99))
+    (worker,) = subject._workers
+    worker.pace = 0.0
+    for n in range(3):
+        subject.ask(question(n))
+    _, *behind = worker.sent.values()
+    for pending in behind:
+        pending.since = float("-inf")  # sent long ago, and not at work
+    found = {}
+    while len(found) < 3:
+        found |= {answer.key: answer.failure for answer in subject.poll(None)}
+    assert set(found.values()) == {None}
+    assert subject.restarts == 0
+
+
+def test_a_worker_that_ends_costs_a_try_of_the_question_at_work_alone(pool):
+    subject = pool("Bad")
+    ask(subject, question(99, turn="a", answer="good"))
+    subject._workers[0].pace = 0.0
+    for n, answer in enumerate(["exit", "good", "good"]):
+        subject.ask(question(n, turn="a", answer=answer))
+    assert len(subject._workers[0].sent) == 3
+    while not subject.restarts:
+        subject.poll(0.05)
+    (worker,) = subject._workers
+    assert {one.key.group: one.tries for one in [*worker.sent.values(), *worker.queue]} == {0: 1, 1: 0, 2: 0}
