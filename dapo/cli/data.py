@@ -43,7 +43,7 @@ _STANDINGS = {
 _SPENT = {
     "trained": "in the batches",
     "filled": "rejected, yet trained to fill a batch",
-    "rejected": "groups that teach nothing",
+    "rejected": "groups that the keep rule rejected",
     "discarded": "kept surplus and unfinished, not carried",
     "expired": "held back, and dropped at the age limit",
     "held": "waiting for the next steps",

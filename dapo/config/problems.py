@@ -221,10 +221,13 @@ def unknown_key(path: str, kind: Any = None) -> str:
             "".join(f"{part}: {{" for part in path.split(".")[:-1]) + f"{setting.name}: ..." + "}" * path.count(".")
         )
         return f"a key of YAML names one section; write `{nested}` (on the command line `{path}=...`)"
+    near = nearest(path)
+    section, _, name = path.rpartition(".")
+    if isinstance(kind, str) and ":" in kind and lookup(f"{section}.options") and not near:
+        return f"no such key; an option of your function stands in `options`: `{section}.options.{name}=...`"
     hint = peer_hint(path)
     if hint:
         return hint
-    near = nearest(path)
     if near:
         return f"no such key; did you mean {' or '.join(f'`{n}`' for n in near)}?"
     if apart := apart_hint(path):

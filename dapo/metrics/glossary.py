@@ -275,7 +275,7 @@ def _clock() -> Iterator[Metric]:
 
 
 def _custom() -> Iterator[Metric]:
-    yield Metric("custom/<name>", "1", "A number that a function of yours (loss, advantage, shaping, keep) reported.")
+    yield Metric("custom/<name>", "1", "Share of the tokens with loss that the flag `<name>` of a loss marks.")
 
 
 def cluster_metrics() -> Iterator[Metric]:

@@ -12,7 +12,7 @@ _VERDICTS = {
     Verdict.ALL_CORRECT: "are correct in every voter: no gradient",
     Verdict.ALL_WRONG: "are wrong in every voter: no gradient",
     Verdict.UNIFORM: "do not differ in the chosen metric (one other than accuracy)",
-    Verdict.OUT_OF_BAND: "have a mean metric outside the chosen band",
+    Verdict.OUT_OF_BAND: "have a mean metric outside the chosen band (or are called so by a keep rule of yours)",
     Verdict.TOO_FEW_SCORED: "have fewer than two voters",
 }
 _DISPOSITIONS = {

@@ -5,6 +5,7 @@ One small function per object.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +40,7 @@ from dapo.config.schema.kinds import (
     OwnLoss,
 )
 from dapo.config.section import Section
-from dapo.errors import RecipeError
+from dapo.errors import HookError, RecipeError
 from dapo.hooks import load
 from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64, Passes
 from dapo.loop.entropy import EntropyControl
@@ -116,9 +117,32 @@ def make_advantages(recipe: Recipe) -> Callable[..., list[Float64]]:
     if isinstance(advantage, OwnAdvantage):
         setting = "algorithm.advantage.kind"
         found = load_hook(advantage.kind, setting)
-        return AdvantageHook(partial(found, **advantage.options), setting, advantage.kind)
+        return AdvantageHook(_with_options(found, advantage, "algorithm.advantage", given=2), setting, advantage.kind)
     weights = {"weights": _reward_weights(recipe)} if advantage.by_reward else {}
     return partial(_function(advantage), **weights, **_options(advantage))
+
+
+def _with_options(
+    function: Callable[..., Any], own: OwnLoss | OwnAdvantage, section: str, *, given: int
+) -> Callable[..., Any]:
+    """Bind the recipe's options to a function of the user's, whose first ``given`` arguments dapo gives.
+
+    Raises:
+        HookError: an option that the function does not take.
+    """
+    if not own.options:
+        return function
+    parameters = list(inspect.signature(function).parameters.values())
+    taken = [p.name for p in parameters[given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+        for name, value in own.options.items():
+            if name not in taken:
+                has = f"its options are {', '.join(taken)}" if taken else "it takes no options"
+                raise HookError(
+                    f"{section}.options.{name}: {value!r}: {own.kind} has no such argument ({has}). Correct the name, "
+                    "or add the argument to the function"
+                )
+    return partial(function, **own.options)
 
 
 def _reward_weights(recipe: Recipe) -> dict[str, float]:
@@ -260,7 +284,7 @@ def _loss(recipe: Recipe) -> Objective:
     setting = "algorithm.loss.kind"
     found: Any = load_hook(loss.kind, setting)
     objective = found if isinstance(found, Objective) else Objective(found)
-    own = partial(objective.loss, **loss.options) if loss.options else objective.loss
+    own = _with_options(objective.loss, loss, "algorithm.loss", given=1)
     checked = LossHook(own, setting, loss.kind, frozenset(objective.needs))
     extra = None if objective.extra is None else ExtraHook(objective.extra, setting, loss.kind)
     return replace(objective, loss=checked, extra=extra)

@@ -188,7 +188,7 @@ function rewardCharts(keys) {
         group: "Your own",
         title: key.slice("custom/".length),
         unit: "1",
-        says: "A number that a function of yours reported.",
+        says: "Share of the tokens with loss that this flag of your loss marks.",
         series: [s(key, "value")],
       })),
   ];

@@ -346,6 +346,14 @@ def test_a_peers_key_is_answered_with_ours(key: str, ours: str) -> None:
     assert f"is called `{ours}`" in refusal(f"{key}=1")
 
 
+def test_an_option_of_ones_own_loss_beside_its_kind_is_told_where_it_stands() -> None:
+    """Another trainer's ``beta`` is not what is meant where a function of the user's is named."""
+    message = refusal("algorithm.loss={kind: 'mine:loss', beta: 1}")
+    assert "algorithm.loss.options.beta" in message
+    assert "kl_coefficient" not in message
+    assert "algorithm.loss.reduction" in refusal("algorithm.loss={kind: 'mine:loss', reductoin: constant}")
+
+
 def test_a_pasted_block_is_answered_key_by_key() -> None:
     block = {"use_dynamic_sampling": True, "reward_shaping": {"enabled": True, "overlong_buffer_length": 4096}}
     message = refusal(given={**SMALL, "grpo": block})

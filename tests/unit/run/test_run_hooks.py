@@ -324,7 +324,7 @@ def test_options_reach_a_loss_of_ones_own(hook, source, tmp_path):
 
     plain, doubled = (loss(**options)(loss_inputs())[0] for options in ({}, {"scale": 2.0}))
     assert doubled.tolist() == pytest.approx((2 * plain).tolist())
-    refused(lambda: loss(scales=2.0)(loss_inputs()), "TypeError", "scales")
+    refused(lambda: loss(scales=2.0), "algorithm.loss.options.scales: 2.0", "its options are scale")
 
 
 def test_options_reach_an_advantage_of_ones_own(hook):
@@ -332,3 +332,29 @@ def test_options_reach_an_advantage_of_ones_own(hook):
     recipe = small_recipe(algorithm={"advantage": {"kind": "mine:f", "options": {"scale": 3.0}}})
     (found,) = make_algorithm(recipe).advantages([np.array([1.0, 2.0])], [np.array([True, True])])
     assert found.tolist() == [0.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("key", "source", "has"),
+    [
+        ("loss", "def f(inputs, beta=1.0, *, cap=2.0):\n    return inputs.logprobs, {}", "its options are beta, cap"),
+        ("loss", "def g(inputs, beta=1.0):\n    return inputs.logprobs, {}\nf = Objective(g)", "its options are beta"),
+        ("loss", "def f(inputs):\n    return inputs.logprobs, {}", "it takes no options"),
+        ("advantage", "def f(rewards, voters, decay=1.0):\n    return rewards", "its options are decay"),
+        ("advantage", "def f(rewards, voters):\n    return rewards", "it takes no options"),
+    ],
+)
+@pytest.mark.parametrize("name", ["bta", "inputs", "rewards"])
+def test_an_option_that_a_function_does_not_take_is_refused_by_name(hook, key, source, has, name):
+    hook(key, source)  # writes the module
+    recipe = small_recipe(algorithm={key: {"kind": "mine:f", "options": {name: 2.0}}})
+    make = make_objective if key == "loss" else make_algorithm
+    message = refused(lambda: make(recipe), f"algorithm.{key}.options.{name}: 2.0", has)
+    assert message.endswith("or add the argument to the function")
+
+
+def test_a_function_that_takes_any_option_is_given_all(hook):
+    hook("loss", "def f(inputs, **options):\n    return inputs.logprobs * options['scale'], {}")
+    recipe = small_recipe(algorithm={"loss": {"kind": "mine:f", "options": {"scale": 2.0}}})
+    inputs = loss_inputs()
+    torch.testing.assert_close(make_objective(recipe).loss(inputs)[0], inputs.logprobs * 2.0)
