@@ -224,7 +224,7 @@ def unknown_key(path: str, kind: Any = None) -> str:
     near = nearest(path)
     section, _, name = path.rpartition(".")
     if isinstance(kind, str) and ":" in kind and lookup(f"{section}.options") and not near:
-        return f"no such key; an option of your function stands in `options`: `{section}.options.{name}=...`"
+        return f"no such key; an option of your function is in `options`: `{section}.options.{name}=...`"
     hint = peer_hint(path)
     if hint:
         return hint
