@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_hooks import check_hooks
+from dapo.cli.check_hooks import import_hooks, try_hooks
 from dapo.cli.check_memory import (
     LARGE,
     estimate_memory,
@@ -66,7 +66,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     recipe, add = loaded.recipe, sections.add
     add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
     add(WARNINGS, loaded.warnings)
-    hooks = check_hooks(recipe)
+    import_hooks(recipe)
     try:
         tokenizer, facts = load_tokenizer_and_facts(recipe)
     except ModelError as error:
@@ -85,6 +85,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)
     add("rewards, tried", trial.lines, shown=hidden, instead=trial.brief)
+    hooks = try_hooks(recipe, trial.recorded)
     add("your functions, on made-up groups", hooks.lines)
     notes = () if playing is None else playing.notes
     odd = [*data.report.doubts(), *_few_problems(recipe, data), *unknown_in_prompts(data, tokenizer)]

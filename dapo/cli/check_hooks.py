@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from dapo.config import Recipe
 from dapo.config.deployment import engine_kind
+from dapo.errors import HookError
 from dapo.types.batch import Completion, Group, Prompt, Score
 from dapo.types.enums import FinishReason, Verdict
 
@@ -30,13 +31,12 @@ class HookTrial:
     doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
 
 
-def check_hooks(recipe: Recipe) -> HookTrial:
-    """Import every ``package.module:function`` that the recipe names, and run those of the algorithm.
+def import_hooks(recipe: Recipe) -> None:
+    """Import every ``package.module:function`` that the recipe names.
 
     Raises:
         RecipeError: a module or function that does not exist, with the key that names it.
         RewardError: a reward function that cannot be loaded.
-        HookError: a function that raises, or returns something else than it must.
     """
     from dapo.run.algorithm import make_algorithm
     from dapo.run.engines import own_engine
@@ -44,36 +44,63 @@ def check_hooks(recipe: Recipe) -> HookTrial:
     from dapo.run.here import trackers_of
     from dapo.run.reinforcement import make_scorer
 
-    a = recipe.algorithm
     if engine_kind(recipe) == "own":
         own_engine(recipe.rollout.engine)
     trackers_of(recipe)
     NOTHING_GIVEN.with_named(recipe)
     if recipe.scorer is None:
         make_scorer(recipe).close()  # loads reward functions in a worker, as training does
+    make_algorithm(recipe)
+
+
+def try_hooks(recipe: Recipe, recorded: Iterable[str]) -> HookTrial:
+    """Run the functions of the algorithm on made-up groups.
+
+    Args:
+        recipe: what names them.
+        recorded: names of all values that rewards give; an advantage may read each.
+
+    Raises:
+        HookError: a function that raises, or returns something else than it must.
+    """
+    from dapo.run.algorithm import make_algorithm
+
+    a = recipe.algorithm
     trial = HookTrial()
     if not (a.dynamic_sampling.keep or a.shaping or ":" in a.advantage.kind or ":" in a.loss.kind):
         return trial
     algorithm = make_algorithm(recipe)
-    groups = {kind: _group(recipe, number, kind) for number, kind in enumerate(_KINDS)}
+    groups = {kind: _group(recipe, recorded, number, kind) for number, kind in enumerate(_KINDS)}
     verdicts = {kind: algorithm.verdict(group) for kind, group in groups.items()}
     for group in groups.values():
         algorithm.shape_group(group)
-    algorithm.assign_advantages(list(groups.values()))
+    advantages = True
+    try:
+        algorithm.assign_advantages(list(groups.values()))
+    except HookError as error:
+        if not (isinstance(error.__cause__, KeyError) and _gives_values_unseen(recipe)):
+            raise
+        advantages = False
+        trial.doubts.append(f"{error}. Values that a scorer or an environment gives are not known before it is asked")
     if a.dynamic_sampling.keep:
         _tell_of_keep(a.dynamic_sampling.keep, verdicts, trial)
     if a.shaping:
         _tell_of_shaping(a.shaping, groups["mixed"], trial)
-    if ":" in a.advantage.kind:
+    if ":" in a.advantage.kind and advantages:
         _tell_of_advantage(a.advantage.kind, groups["mixed"], trial)
     if ":" in a.loss.kind:
         _tell_of_loss(recipe, algorithm, list(groups.values()), trial)
     return trial
 
 
-def _group(recipe: Recipe, number: int, kind: str) -> Group:
+def _gives_values_unseen(recipe: Recipe) -> bool:
+    return recipe.scorer is not None or any(reward.kind == "environment" for reward in recipe.rewards)
+
+
+def _group(recipe: Recipe, recorded: Iterable[str], number: int, kind: str) -> Group:
     """Make a group of six responses; the fifth is truncated and wrong, the sixth has no score."""
-    names = {recipe.algorithm.dynamic_sampling.metric: 0.0} | {reward.name: reward.weight for reward in recipe.rewards}
+    weights = {reward.name: reward.weight for reward in recipe.rewards}
+    names = dict.fromkeys([recipe.algorithm.dynamic_sampling.metric, *recorded], 0.0) | weights
     accuracies = (*_KINDS[kind], _KINDS[kind][1], None)
     prompt = Prompt(
         f"made-up-{number}", "made up", np.arange(3), "made up", "1", next(iter(_sources(recipe)), "made-up")

@@ -50,6 +50,7 @@ class Trial:
     brief: list[str] = field(default_factory=list)  # a line a source
     doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
     refusals: list[str] = field(default_factory=list)  # training would be for nothing
+    recorded: set[str] = field(default_factory=set)  # names of all values that rewards gave
     fraction: float | None = None  # an accuracy of a function's between 0 and 1, the first that was seen
 
     def refuse(self) -> None:
@@ -261,6 +262,7 @@ class _Source:
             if not answers:
                 raise RewardError(f"{self.name}: the scorer lost {len(pairs) - len(found)} answers")
             found.update(answers)
+        self.trial.recorded |= {name for score in found.values() for name in score.values}
         return [found[Key("check", index, 0)] for index in range(len(pairs))]
 
     def _completion(self, text: str) -> Completion:

@@ -10,6 +10,7 @@ from zlib import crc32
 
 import pytest
 
+from dapo.cli.check_hooks import try_hooks
 from dapo.cli.check_memory import estimate_memory, memory_lines
 from dapo.cli.main import main
 from dapo.config import load_recipe, recipe_from_dict
@@ -358,3 +359,35 @@ def test_check_shows_what_a_good_function_does(recipe, capsys, monkeypatch):
     assert "loss fine_hooks:loss: mean gradient by log p -" in told
     assert "flags sure" in told
     assert "the loss fine_hooks:loss" not in told
+
+
+PARTS = """
+import numpy as np
+
+def score(prompt, completion):
+    right = float(completion.text.strip() == prompt.answer)
+    return {"accuracy": right, "words": float(len(completion.text.split()))}
+
+def advantage(rewards_PG, voters_PG, parts_PG):
+    return [np.where(v, r - np.mean(r[v]) - 0 * p[NAME], 0.0) for r, v, p in zip(rewards_PG, voters_PG, parts_PG)]
+"""
+
+
+@pytest.mark.parametrize(("read", "code"), [("words", 0), ("misspelt", 2)])
+def test_check_knows_the_values_that_a_reward_records_beside_its_own(recipe, capsys, monkeypatch, read, code):
+    Path(f"parts_{read}.py").write_text(PARTS.replace("NAME", repr(read)))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    rewards = f"rewards=[{{name: accuracy, kind: function, function: 'parts_{read}:score'}}]"
+    assert main(["check", str(recipe), rewards, f"algorithm.advantage.kind=parts_{read}:advantage"]) == code
+    told = capsys.readouterr()
+    assert f"advantage parts_{read}:advantage: " in told.out if code == 0 else "raised KeyError" in told.err
+
+
+def test_values_of_a_scorer_are_not_known_before_it_is_asked_so_reading_one_is_a_doubt(recipe, monkeypatch):
+    Path("parts_of_scorer.py").write_text(PARTS.replace("NAME", "'secret'"))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    given = ["scorer=parts_of_scorer:score", "algorithm.advantage.kind=parts_of_scorer:advantage"]
+    trial = try_hooks(load_recipe(recipe, given).recipe, ())
+    (doubt,) = trial.doubts
+    assert "raised KeyError: 'secret'" in doubt
+    assert not trial.lines
