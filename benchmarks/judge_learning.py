@@ -79,7 +79,7 @@ def run(folder: Path, task: str, name: str, seed: int, settings: Settings) -> No
             "minibatch_prompts": 4,
             "schedule_unit": "optimizer",
             "warmup": 10,
-        },  # fmt: skip
+        },
         "validation": {"every": STEPS // 2, "samples": 4, "greedy": False},
         "trainer": {"steps": STEPS},
         "checkpoint": {"every": 0},

@@ -240,7 +240,7 @@ def test_effects_are_paired_by_seed_and_of_complete_seeds(report, ablation):
 @pytest.mark.whole
 def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- ablation -->\nold\n<!-- end of ablation -->\nafter\n")
+    page.write_text("before\n<!-- ablation -->\nearlier\n<!-- end of ablation -->\nafter\n")
     rows = {
         row: {seed: curve([0.1, 0.2, 0.3 + n / 50 + seed / 1000], [0, 1, 2], [0, 1, 2]) for seed in (1, 2, 3, 4)}
         for n, row in enumerate(ablation.TABLES["parts"].rows)
@@ -252,7 +252,7 @@ def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_p
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "earlier" not in text
     assert "4 seeds of commit k and 4 seeds of commit k" in text
     # the whole lies four points below its row in these made-up curves, and two above the row before it on the ladder
     table = (tmp_path / "ablation.md").read_text()
