@@ -329,13 +329,14 @@ def page_blocks(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str,
         first: the published table.
         again: its repetition with other seeds.
     """
-    said = [
-        f"{len(next(iter(of['tasks'].values()))['seeds'])} seeds of commit {of['machine']['commit']}"
-        for of in (first, again)
-    ]
-    lines = [f"{said[0]} and {said[1]}. **Bold**: both show it; *once*: one of them does.", ""]
+    lines = [f"{_seeds_said(first)}, and {_seeds_said(again)}. **Bold**: both show it; *once*: one of them does.", ""]
     lines += table_lines(_summary(first["tasks"], again["tasks"]))
     return {"ablation": "\n".join(lines)}
+
+
+def _seeds_said(report: Mapping[str, Any]) -> str:
+    counts = sorted({len(found["seeds"]) for found in report["tasks"].values()})
+    return f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} seeds a task of commit {report['machine']['commit']}"
 
 
 def _summary(first: Mapping[str, Any], again: Mapping[str, Any]) -> list[list[str]]:
@@ -345,7 +346,10 @@ def _summary(first: Mapping[str, Any], again: Mapping[str, Any]) -> list[list[st
     for part in PARTS:
         cells = []
         for name in tasks:
-            pair = [of[name]["effects"][part][LESS] for of in (first, again)]
+            pair = [of[name]["effects"][part].get(LESS) for of in (first, again)]
+            if None in pair:  # rows were left out
+                cells.append("")
+                continue
             words = {axis: _word(*(values[axis] for values in pair)) for axis in ("steps", "tokens")}
             same = len(set(words.values())) == 1
             cells.append(words["steps"] if same else ", ".join(f"{said} ({axis})" for axis, said in words.items()))

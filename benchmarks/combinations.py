@@ -229,7 +229,7 @@ def taken(choices: Sequence[Choice], chance: random.Random) -> Iterator[str]:
             yield from chance.choice(sets)
 
 
-def commands(overrides: Sequence[str], folder: Path, name: str, seed: int, every: int) -> list[str]:
+def command(overrides: Sequence[str], folder: Path, name: str, seed: int, every: int) -> list[str]:
     """Return the words of `dapo train` for one run of a combination."""
     own = [f"run.dir={folder}", f"run.name={name}", f"run.seed={seed}", f"checkpoint.every={every}"]
     return ["train", "quickstart", *COMMON, *overrides, *own]
@@ -276,13 +276,13 @@ def try_one(runner: Runner, number: int, folder: Path, model: Path) -> tuple[str
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.monotonic()
-    code = runner.run(commands(overrides, folder, "whole", number, every), folder / "whole.txt", LIMIT)
+    code = runner.run(command(overrides, folder, "whole", number, every), folder / "whole.txt", LIMIT)
     took = time.monotonic() - began
     if code == REFUSED:
         return "refused", output_end(folder / "whole.txt")
     if code != 0:
         return "failed", [" ".join(overrides), *output_end(folder / "whole.txt")]
-    words = commands(overrides, folder, "cut", number, every)
+    words = command(overrides, folder, "cut", number, every)
     code = killed_and_resumed(runner, words, folder / "cut", took, chance)
     if code != 0:
         return "failed", [" ".join(overrides), f"  the resumed run ended with {code}", *output_end(folder / "cut.txt")]

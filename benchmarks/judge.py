@@ -12,6 +12,7 @@ goes to benchmarks/results/judge.md.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -39,17 +40,22 @@ FAILURES = ("500", "503", "nonsense", "connection")
 
 
 class Judge(ThreadingHTTPServer):
-    """Scores responses: 1.0 for the right total."""
+    """Score responses: 1.0 for the right total, and the opposite for a share ``errs`` of the responses."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, latency: float, failures: float) -> None:
+    def __init__(self, latency: float, failures: float, errs: float) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.latency, self.failures = latency, failures
+        self.latency, self.failures, self.errs = latency, failures, errs
         self.chance, self.lock = random.Random(1), threading.Lock()
         self.seen: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()  # questions that were answered
+
+    def score(self, prompt: str, response: str, answer: str) -> float:
+        right = response.rpartition("=")[2].strip() == answer
+        drawn = int.from_bytes(hashlib.sha256(f"{prompt} {response}".encode()).digest()[:4]) / 2**32
+        return float(right != (drawn < self.errs))
 
     def handle_error(self, *_: Any) -> None:  # a client that went away
         pass
@@ -69,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "connection":
             self.close_connection = True
             return
-        scores = [float(each["response"].rpartition("=")[2].strip() == each["answer"]) for each in questions]
+        scores = [judge.score(each["prompt"], each["response"], each["answer"]) for each in questions]
         if what == "answered":
             with judge.lock:
                 judge.asked.update(f"{each['prompt']} {each['response']}" for each in questions)
@@ -84,8 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(latency: float, failures: float) -> Iterator[Judge]:
-    judge = Judge(latency, failures)
+def serving(latency: float = 0.0, failures: float = 0.0, errs: float = 0.0) -> Iterator[Judge]:
+    judge = Judge(latency, failures, errs)
     threading.Thread(target=judge.serve_forever, daemon=True).start()
     try:
         yield judge

@@ -8,13 +8,10 @@ one that errs says the opposite of the truth, always of the same responses. Held
 
 from __future__ import annotations
 
-import hashlib
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from judge import serving
 from paired import Measure, Settings, Study, at, main, mean_of
 
 import dapo
@@ -22,44 +19,16 @@ import dapo
 STEPS = 24
 
 
-class Judge(ThreadingHTTPServer):
-    """Scores responses, and errs in a share of them."""
-
-    daemon_threads = True
-
-    def __init__(self, errs: float) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.errs = errs
-
-    def score(self, prompt: str, response: str, answer: str) -> float:
-        right = response.rpartition("=")[2].strip() == answer
-        drawn = int.from_bytes(hashlib.sha256(f"{prompt} {response}".encode()).digest()[:4]) / 2**32
-        return float(right != (drawn < self.errs))
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Judge
-
-    def do_POST(self) -> None:
-        questions = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["questions"]
-        scores = [self.server.score(each["prompt"], each["response"], each["answer"]) for each in questions]
-        data = json.dumps({"scores": scores}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 def run(folder: Path, task: str, name: str, seed: int, settings: Settings) -> None:
     """Make one run, with a judge of its own."""
-    judge = Judge(float(str(settings["errs"])))
-    threading.Thread(target=judge.serve_forever, daemon=True).start()
+    with serving(errs=float(str(settings["errs"]))) as judge:
+        dapo.train(recipe(folder, name, seed, f"http://127.0.0.1:{judge.server_port}/score"))
+
+
+def recipe(folder: Path, name: str, seed: int, url: str) -> dict[str, Any]:
     exact = {"name": "accuracy", "kind": "exact", "pattern": r"=\s*(-?\d+)\s*$", "weight": 0}
-    asked = {"name": "judge", "kind": "service", "url": f"http://127.0.0.1:{judge.server_port}/score", "batch": 64}
-    recipe: dict[str, Any] = {
+    asked = {"name": "judge", "kind": "service", "url": url, "batch": 64}
+    return {
         "run": {"dir": str(folder), "name": name, "seed": seed},
         "model": {"path": "builtin/signed-sum"},
         "data": {
@@ -85,11 +54,6 @@ def run(folder: Path, task: str, name: str, seed: int, settings: Settings) -> No
         "checkpoint": {"every": 0},
         "logging": {"rollouts": "none", "console": "quiet"},
     }
-    try:
-        dapo.train(recipe)
-    finally:
-        judge.shutdown()
-        judge.server_close()
 
 
 STUDY = Study(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 COUNTS = ("dapo", "benchmarks", "constraints", "examples", ":!benchmarks/results", ":!benchmarks/*.md")
 """What a result depends on, as git's paths: results and pages do not count."""
-_began: dict[Path, str] = {}  # checkout -> the commit that was there when this process first asked
 
 
 def refuse_changes(out: Path) -> None:
@@ -30,7 +30,7 @@ def refuse_changes(out: Path) -> None:
     """
     if not out.resolve().is_relative_to(RESULTS):
         return
-    if not _commit():
+    if not _commit_at_first(HERE):
         raise SystemExit(
             f"{HERE.parent} is no git checkout, and a published result names its commit: give another --out"
         )
@@ -57,16 +57,16 @@ def commits_of(runs: Iterable[Path]) -> str:
     return ", ".join(sorted(found))
 
 
-def _commit() -> str:
-    if not _began.get(HERE):
-        _began[HERE] = _git("rev-parse", "--short", "HEAD").strip()
-    return _began[HERE]
+@cache
+def _commit_at_first(checkout: Path) -> str:
+    """Return the commit that was there when this process first asked; "" in no checkout."""
+    return _git("rev-parse", "--short", "HEAD").strip()
 
 
 def _changed() -> list[str]:
     """Return files that differ from the commit: a later commit, made while runs went on, counts too."""
     changed = {line[3:] for line in _git("status", "--porcelain", "--", *COUNTS).splitlines()}
-    if commit := _commit():
+    if commit := _commit_at_first(HERE):
         changed |= set(_git("diff", "--name-only", commit, "HEAD", "--", *COUNTS).splitlines())
     return sorted(changed)
 
@@ -86,7 +86,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": f"{models[0]} x {len(models)}",
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "commit": _commit() + "-dirty" * bool(_changed()),
+        "commit": _commit_at_first(HERE) + "-dirty" * bool(_changed()),
         "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

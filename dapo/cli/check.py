@@ -66,7 +66,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     recipe, add = loaded.recipe, sections.add
     add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
     add(WARNINGS, loaded.warnings)
-    import_hooks(recipe)
+    algorithm = import_hooks(recipe)
     try:
         tokenizer, facts = load_tokenizer_and_facts(recipe)
     except ModelError as error:
@@ -85,7 +85,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)
     add("rewards, tried", trial.lines, shown=hidden, instead=trial.brief)
-    hooks = try_hooks(recipe, trial.recorded)
+    hooks = try_hooks(recipe, algorithm, trial.recorded)
     add("your functions, on made-up groups", hooks.lines)
     notes = () if playing is None else playing.notes
     odd = [*data.report.doubts(), *_few_problems(recipe, data), *unknown_in_prompts(data, tokenizer)]

@@ -31,12 +31,13 @@ class HookTrial:
     doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
 
 
-def import_hooks(recipe: Recipe) -> None:
-    """Import every ``package.module:function`` that the recipe names.
+def import_hooks(recipe: Recipe) -> Algorithm:
+    """Import every ``package.module:function`` that the recipe names, and return the algorithm made of them.
 
     Raises:
         RecipeError: a module or function that does not exist, with the key that names it.
         RewardError: a reward function that cannot be loaded.
+        HookError: an option that a function does not take.
     """
     from dapo.run.algorithm import make_algorithm
     from dapo.run.engines import own_engine
@@ -50,50 +51,48 @@ def import_hooks(recipe: Recipe) -> None:
     NOTHING_GIVEN.with_named(recipe)
     if recipe.scorer is None:
         make_scorer(recipe).close()  # loads reward functions in a worker, as training does
-    make_algorithm(recipe)
+    return make_algorithm(recipe)
 
 
-def try_hooks(recipe: Recipe, recorded: Iterable[str]) -> HookTrial:
+def try_hooks(recipe: Recipe, algorithm: Algorithm, recorded: Iterable[str]) -> HookTrial:
     """Run the functions of the algorithm on made-up groups.
 
     Args:
         recipe: what names them.
+        algorithm: made of them.
         recorded: names of all values that rewards give; an advantage may read each.
 
     Raises:
         HookError: a function that raises, or returns something else than it must.
     """
-    from dapo.run.algorithm import make_algorithm
-
     a = recipe.algorithm
     trial = HookTrial()
     if not (a.dynamic_sampling.keep or a.shaping or ":" in a.advantage.kind or ":" in a.loss.kind):
         return trial
-    algorithm = make_algorithm(recipe)
     groups = {kind: _group(recipe, recorded, number, kind) for number, kind in enumerate(_KINDS)}
     verdicts = {kind: algorithm.verdict(group) for kind, group in groups.items()}
     for group in groups.values():
         algorithm.shape_group(group)
-    advantages = True
-    try:
-        algorithm.assign_advantages(list(groups.values()))
-    except HookError as error:
-        if not (isinstance(error.__cause__, KeyError) and _gives_values_unseen(recipe)):
-            raise
-        advantages = False
-        trial.doubts.append(f"{error}. Values that a scorer or an environment gives are not known before it is asked")
     if a.dynamic_sampling.keep:
         _tell_of_keep(a.dynamic_sampling.keep, verdicts, trial)
     if a.shaping:
         _tell_of_shaping(a.shaping, groups["mixed"], trial)
-    if ":" in a.advantage.kind and advantages:
-        _tell_of_advantage(a.advantage.kind, groups["mixed"], trial)
+    try:
+        algorithm.assign_advantages(list(groups.values()))
+    except HookError as error:
+        if not (isinstance(error.__cause__, KeyError) and _gives_unknown_values(recipe)):
+            raise
+        trial.doubts.append(f"{error}. Values that a scorer or an environment gives are not known before it is asked")
+    else:
+        if ":" in a.advantage.kind:
+            _tell_of_advantage(a.advantage.kind, groups["mixed"], trial)
     if ":" in a.loss.kind:
         _tell_of_loss(recipe, algorithm, list(groups.values()), trial)
     return trial
 
 
-def _gives_values_unseen(recipe: Recipe) -> bool:
+def _gives_unknown_values(recipe: Recipe) -> bool:
+    """Return whether responses get values that no trial of rewards has shown."""
     return recipe.scorer is not None or any(reward.kind == "environment" for reward in recipe.rewards)
 
 

@@ -159,7 +159,7 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
         A synchronous environment answers one after the other. It has some more while it is quick, so that it need not
         wait for a driver that looks once in a turn of the engine; one that is slow would go on with what was dropped.
         """
-        return _AT_ONCE if self._concurrent else 1 + min(_AT_ONCE - 1, int(_AHEAD / max(worker.pace, 1e-6)))
+        return _AT_ONCE if self._concurrent else min(_AT_ONCE, 1 + int(_AHEAD / max(worker.pace, 1e-6)))
 
     def _at_work(self, worker: _Worker) -> list[_Pending]:
         """Return the questions that a worker computes: of a synchronous environment the oldest."""
@@ -236,10 +236,11 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
                 raise WireError(f"a message that is not due: {message.type}")
 
     def _heard(self, worker: _Worker, number: int) -> _Pending:
-        """Take out what was answered; the time of the next one begins."""
+        """Take out what was answered; the time of the next one of a synchronous environment begins."""
         pending = worker.sent.pop(number)
-        for following in () if self._concurrent else self._at_work(worker):
-            following.since = time.monotonic()
+        if not self._concurrent:
+            for following in self._at_work(worker):
+                following.since = time.monotonic()
         return pending
 
     def _answered(self, worker: _Worker, pending: _Pending, message: Answered) -> None:

@@ -253,7 +253,7 @@ def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_p
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "earlier" not in text
-    assert "4 seeds of commit k and 4 seeds of commit k" in text
+    assert "4 seeds a task of commit k, and 4 seeds a task of commit k" in text
     # the whole lies four points below its row in these made-up curves, and two above the row before it on the ladder
     table = (tmp_path / "ablation.md").read_text()
     assert "| clip-higher, less | **-4.0** [-4.0, -4.0] |" in table
@@ -488,6 +488,7 @@ def test_results_are_published_from_committed_code_alone(ablation, tmp_path, mon
     (tmp_path / "dapo/a.py").write_text("1")
     git("add", ".")
     git("commit", "-qm", "one")
+    machine._commit_at_first.cache_clear()  # as a process that is started now
     machine.refuse_changes(published)
     commit = machine.describe_machine()["commit"]
     assert len(commit) >= 7

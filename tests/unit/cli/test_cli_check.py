@@ -14,6 +14,7 @@ from dapo.cli.check_hooks import try_hooks
 from dapo.cli.check_memory import estimate_memory, memory_lines
 from dapo.cli.main import main
 from dapo.config import load_recipe, recipe_from_dict
+from dapo.run.algorithm import make_algorithm
 from dapo.types.model import ModelFacts
 
 
@@ -387,7 +388,8 @@ def test_values_of_a_scorer_are_not_known_before_it_is_asked_so_reading_one_is_a
     Path("parts_of_scorer.py").write_text(PARTS.replace("NAME", "'secret'"))
     monkeypatch.syspath_prepend(str(Path.cwd()))
     given = ["scorer=parts_of_scorer:score", "algorithm.advantage.kind=parts_of_scorer:advantage"]
-    trial = try_hooks(load_recipe(recipe, given).recipe, ())
+    loaded = load_recipe(recipe, given).recipe
+    trial = try_hooks(loaded, make_algorithm(loaded), ())
     (doubt,) = trial.doubts
     assert "raised KeyError: 'secret'" in doubt
     assert not trial.lines
