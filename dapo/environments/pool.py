@@ -248,7 +248,9 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
         done = message.reply is not None and message.reply.done
         if pending.question is None:
             raise WireError("an answer to no question")
-        if message.failure or ((done or pending.question.end) and not self._homes.grouped):
+        if self._is_awaited(pending) and (
+            message.failure or ((done or pending.question.end) and not self._homes.grouped)
+        ):
             self._close_episode(worker, key)
         if (message.failure or "").startswith("timeout"):
             self.timeouts += 1
@@ -272,8 +274,12 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
             ),
         )
 
+    def _is_awaited(self, pending: _Pending) -> bool:
+        """Return False where the episode was dropped meanwhile, and perhaps begun again."""
+        return self._waiting.get(pending.key) == pending.number
+
     def _tell(self, pending: _Pending, answer: Answer) -> None:
-        if self._waiting.get(answer.key) == pending.number:  # else it was dropped meanwhile
+        if self._is_awaited(pending):
             del self._waiting[answer.key]
             self._answers.append(answer)
 
@@ -301,5 +307,5 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
                 self._tell(pending, Answer(pending.key, failure=reason))
                 continue
             pending.tries += at_work and late is None
-            if self._waiting.get(pending.key) == pending.number:
+            if self._is_awaited(pending):
                 self._place(pending)

@@ -253,3 +253,16 @@ def test_a_worker_that_ends_costs_a_try_of_the_question_at_work_alone(pool):
         subject.poll(0.05)
     (worker,) = subject._workers
     assert {one.key.group: one.tries for one in [*worker.sent.values(), *worker.queue]} == {0: 1, 1: 0, 2: 0}
+
+
+def test_an_answer_that_nobody_waits_for_any_more_closes_nothing(pool):
+    """The episode was dropped and begun again while its last question, which ended it, was still at work."""
+    subject = pool("guess", args={"most": 2})
+    ask(subject, question(99))
+    subject._workers[0].pace = 0.0  # so all of these are sent before an answer is heard
+    subject.ask(question(turn="7"))
+    subject.drop(Key("train", 0, 0))
+    (wrong,) = ask(subject, question(turn="6"))
+    assert said(wrong) == ["no"]
+    (right,) = ask(subject, question(past=["6"], turn="7"))
+    assert (right.reply.done, right.replayed) == (True, None)
