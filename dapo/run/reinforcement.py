@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.check_data import ENVIRONMENT, source_name
-from dapo.config.deployment import keeps_8_bits
+from dapo.config.deployment import is_by_the_clock, keeps_8_bits
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.data.load import PreparedData, prepare
@@ -129,7 +129,7 @@ class RewardParts:
             timing=CollectorTiming(
                 _verdict_lag(recipe, self.rollouts.scorer),
                 deployment.overlaps,
-                SECONDS_A_TURN if _by_the_clock(deployment) else None,
+                SECONDS_A_TURN if is_by_the_clock(recipe) else None,
             ),
             phases=phases,
             watch=recorder.filling,
@@ -258,7 +258,7 @@ def reward_session(
             engine = start_engine(recipe, deployment, context, training=training, places=places, exchange=exchange)
         undo.callback(engine.close)
         named = all(reward.kind in ("math", "exact") for reward in recipe.rewards if reward.name == "accuracy")
-        episodes = _episodes(recipe, deployment, playing, texts, facts)
+        episodes = _episodes(recipe, playing, texts, facts)
         rollouts = Rollouts(engine, scorer, texts, episodes, names_answers=named)
         return Session(
             recipe=recipe,
@@ -295,14 +295,7 @@ def _model_of(recipe: Recipe, deployment: Deployment, console: Console) -> tuple
     return loaded, facts_of(loaded)
 
 
-def _by_the_clock(deployment: Deployment) -> bool:
-    """Return whether a clock decides the order of events."""
-    return deployment.overlaps and deployment.overlap_turns is None
-
-
-def _episodes(
-    recipe: Recipe, deployment: Deployment, playing: Playing | None, texts: Texts, facts: ModelFacts
-) -> Episodes | None:
+def _episodes(recipe: Recipe, playing: Playing | None, texts: Texts, facts: ModelFacts) -> Episodes | None:
     """Return what plays environments between the parts of a response.
 
     Raises:
@@ -311,7 +304,7 @@ def _episodes(
     if playing is None:
         return None
     check_end_of_turn(recipe, playing, facts)
-    return playing.episodes(recipe, texts, waits=not _by_the_clock(deployment))
+    return playing.episodes(recipe, texts, waits=not is_by_the_clock(recipe))
 
 
 def check_end_of_turn(recipe: Recipe, playing: Playing, facts: ModelFacts) -> None:

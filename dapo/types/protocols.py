@@ -31,7 +31,7 @@ from dapo.types.batch import (
     TokenTrace,
 )
 from dapo.types.evaluation import EvaluationProgress, EvaluationResult
-from dapo.types.evidence import CollectProgress, Ending, Notice
+from dapo.types.evidence import CollectProgress, Ending, Notice, Stillness
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -399,6 +399,9 @@ class Recorder(Protocol):
 
     def filling(self, progress: CollectProgress) -> None:
         """Show that the batch is being collected; called after every judged group."""
+
+    def stillness(self, stillness: Stillness | None) -> None:
+        """Show that nothing moves, or with None that something does again; called in another thread."""
 
     def evaluating(self, progress: EvaluationProgress) -> None:
         """Show that an evaluation is going on; called whenever a response ended or was scored."""
