@@ -1,4 +1,4 @@
-"""Notice that a run stands still, from a thread of its own: whatever the driver waits for, it cannot look itself.
+"""Report that nothing happens in a run, from a thread of its own: a driver that waits cannot look itself.
 
 It only reports. A wait that can be proven to have no end is ended elsewhere: by the collector (``RunStuck``) and by the
 time limits of verifiers, environments, engines and ranks.
@@ -15,7 +15,7 @@ from dapo.metrics.phases import Phases
 from dapo.types.evidence import Awaited, Stillness
 
 LONG = 60.0
-"""Seconds without an event after which a run is said to stand still."""
+"""Seconds without an event after which a run is reported as still."""
 EVERY = 5.0
 """Seconds between two looks."""
 
@@ -26,7 +26,7 @@ class StillnessWatch:
     Args:
         phases: know the training step and the phase that the driver is in.
         awaited: returns what is owed to the driver; None of it where the method samples nothing.
-        report: gets the state of a run that stands still at every look, and None once it moves again.
+        report: gets the state of a still run at every look, and None once it moves again.
         clock: seconds.
         epoch: seconds since 1970.
     """

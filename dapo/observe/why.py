@@ -101,7 +101,7 @@ def awaited_said(awaited: Awaited) -> str:
         owed.append(f"{counted(awaited.scored, 'score')} that arrived wait for the others of their groups")
     elif awaited.scored:
         scores = f"{counted(awaited.scored, 'score')} that arrived take effect from engine step {awaited.effect_at}"
-        owed.append(f"{scores} on; the engine stands at {awaited.clock}")
+        owed.append(f"{scores} on; the engine is at {awaited.clock}")
     return ", ".join(owed)
 
 

@@ -115,7 +115,7 @@ class CollectProgress:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What engine, environments and verifiers owe, in counts; two that are equal show that nothing moved in between.
+    """Counts of what engine, environments and verifiers owe; equal ones show that nothing happened in between.
 
     >>> Awaited(scores=12, clock=30).scores
     12

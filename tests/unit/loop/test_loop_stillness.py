@@ -93,7 +93,7 @@ def test_the_line_says_since_when_and_what_is_waited_for():
     assert line("score", scores=12).endswith("verifiers owe 12 scores")
     assert line("generate", decoding=1, replies=2).endswith("the engine owes 1 response, environments owe 2 replies")
     assert line("judge", scored=96, effect_at=32, clock=30).endswith(
-        "96 scores that arrived take effect from engine step 32 on; the engine stands at 30"
+        "96 scores that arrived take effect from engine step 32 on; the engine is at 30"
     )
     assert line("learn").endswith("it is learning")
     assert stillness_line(Stillness(3, "a phase of a later version", 60.0, 0.0, None))
