@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.check_data import ENVIRONMENT, source_name
-from dapo.config.deployment import is_by_the_clock, keeps_8_bits
+from dapo.config.deployment import engine_kind, is_by_the_clock, keeps_8_bits
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.data.load import PreparedData, prepare
@@ -25,7 +25,7 @@ from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingC
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts
-from dapo.loop.sync_check import MOST, MOST_OF_8_BITS, SyncCheck
+from dapo.loop.sync_check import MOST, MOST_OF_8_BITS, MOST_OF_FLOAT32, SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
@@ -173,7 +173,7 @@ class RewardParts:
             make_sampling(self.recipe, self.facts),
             seed=self.recipe.run.seed,
             tolerance=self.recipe.trainer.sync_check_tolerance,
-            most=MOST_OF_8_BITS if keeps_8_bits(self.recipe) else MOST,
+            most=_most_accepted(self.recipe),
             near_ties=self.facts.has_experts and self.recipe.model.dtype != "float32",
         )
 
@@ -189,6 +189,14 @@ class RewardParts:
         return EpochStream(
             self.data.train, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs
         )
+
+
+def _most_accepted(recipe: Recipe) -> float:
+    """Return the mean gap, nats, that the first sync check accepts without a look at the model's own rounding."""
+    if keeps_8_bits(recipe):
+        return MOST_OF_8_BITS
+    exact = recipe.model.dtype == "float32" and recipe.model.matmul_precision == "highest"
+    return MOST_OF_FLOAT32 if engine_kind(recipe) == "embedded" and exact else MOST
 
 
 def reward_session(
