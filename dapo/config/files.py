@@ -257,7 +257,7 @@ def resolve_paths(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
         what = "file" if file.endswith((".gguf", ".whl")) else "model folder"
         if found:
             model["path"] = found + member
-        elif what == "file" or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
+        elif path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
             problems.append(Problem("model.path", _not_found(what, file, folder), path))
     return given, problems
 

@@ -62,7 +62,7 @@ def test_a_run_from_a_file_resumes_exports_and_is_compared(folder):
 
 
 def test_a_file_that_is_not_there_is_refused_before_work(folder):
-    refused = dapo("check", folder / "recipe.yaml", "model.path=Tinny.gguf", expect=2)
+    refused = dapo("check", folder / "recipe.yaml", "model.path=./Tinny.gguf", expect=2)
     assert "no such file" in refused.stderr + refused.stdout
     assert "did you mean `Tiny.gguf`?" in refused.stderr + refused.stdout
 
