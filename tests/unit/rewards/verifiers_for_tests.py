@@ -225,5 +225,11 @@ ORDERS = {
 }
 
 
+def grade_or_hang(text):
+    while text == "hang":
+        time.sleep(0.05)
+    return 1.0
+
+
 def grade(reply: str) -> float:
     return float("0.75" in reply)
