@@ -15,6 +15,7 @@ from dapo.hooks import OBJECTS, user_line
 from dapo.rewards import math, simple
 from dapo.rewards.code import CodeJudge, CodeSettings, find_program
 from dapo.rewards.function import describe_error, load_function, read_values
+from dapo.rewards.marks import extract_answer
 from dapo.rewards.question import Kind
 from dapo.rewards.simple import TookLong
 from dapo.rewards.task import read_answer, task, warm_up
@@ -87,7 +88,7 @@ def make_judge(verifier: Verifier, seconds: float | None = None, *, warm: bool =
     """
     if verifier.kind == "math":
         math.warm_up()
-        return Judge(verifier.name, lambda _, completion: math.extract_answer(completion.text), _score_math)
+        return Judge(verifier.name, lambda _, completion: extract_answer(completion.text), _score_math)
     if verifier.kind == "task":
         if warm:
             warm_up()
