@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.data.messages import Message, dialogue, read_messages, without_system
 from dapo.data.readers import Located, Record
-from dapo.data.values import as_json, check_text, is_missing, plain_text
+from dapo.data.values import answer_text, as_json, check_text, is_missing, plain_text
 from dapo.errors import DataError
 
 
@@ -167,7 +167,7 @@ def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapp
         if is_missing(raw_answer):
             return None
         with _named(where, answer_field):
-            answer = (layout.read_answer or plain_text)(raw_answer)
+            answer = answer_text(raw_answer, layout.read_answer or plain_text)
             check_text(answer)
         if not answer:
             return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from dapo.errors import RewardError
 from dapo.hooks import OBJECTS, user_line
-from dapo.rewards import math, simple
+from dapo.rewards import last_number, math, simple
 from dapo.rewards.code import CodeJudge, CodeSettings, find_program
 from dapo.rewards.function import describe_error, load_function, read_values
 from dapo.rewards.marks import extract_answer
@@ -42,6 +42,7 @@ class Verifier:
     name: str
     function: str = ""
     pattern: str | None = None
+    tolerance: float = 0.0
     pickled: bytes | None = field(default=None, repr=False)  # a function that was given as an object, by cloudpickle
     code: CodeSettings | None = None
 
@@ -89,6 +90,8 @@ def make_judge(verifier: Verifier, seconds: float | None = None, *, warm: bool =
     if verifier.kind == "math":
         math.warm_up()
         return Judge(verifier.name, lambda _, completion: extract_answer(completion.text), _score_math)
+    if verifier.kind == "last_number":
+        return Judge(verifier.name, lambda _, done: done.text, partial(_score_last_number, verifier.tolerance))
     if verifier.kind == "task":
         if warm:
             warm_up()
@@ -178,6 +181,13 @@ def _score_math(prompt: Prompt, completion: Completion, read: Read) -> tuple[flo
 
 def _score_task(prompt: Prompt, completion: Completion, read: Read) -> tuple[float, str | None]:
     return task(prompt, completion), None if read is None else vote_text(read)
+
+
+def _score_last_number(
+    tolerance: float, prompt: Prompt, completion: Completion, read: Read
+) -> tuple[float, str | None]:
+    found = last_number.read_last_number(completion.text)
+    return last_number.judge(found, prompt.answer, tolerance), last_number.vote(found)
 
 
 def _score_exact(
