@@ -24,6 +24,7 @@ class RawProblem:
     extra: Mapping[str, Any] = field(default_factory=dict)  # all other columns, for the verifier
     row: str = ""  # where it came from, for messages: "data.jsonl, line 7"
     messages: tuple[Message, ...] = ()  # of a conversation; empty where the problem is all that is asked
+    conversational: bool = False  # the row held messages, be it one
 
     @property
     def words(self) -> str:
@@ -173,7 +174,7 @@ def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapp
             return None
     extra = _extra(record, fields, used, where, name)
     alone = len(messages) == 1 and set(messages[0]) == {"role", "content"}
-    return RawProblem(problem, answer, extra, where, () if alone else tuple(messages))
+    return RawProblem(problem, answer, extra, where, () if alone else tuple(messages), conversational=bool(messages))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from dapo.rewards.code import CodeJudge, CodeSettings, find_program
 from dapo.rewards.function import describe_error, load_function, read_values
 from dapo.rewards.marks import extract_answer
 from dapo.rewards.question import Kind
+from dapo.rewards.signatures import adapt
 from dapo.rewards.simple import TookLong
 from dapo.rewards.task import read_answer, task, warm_up
 from dapo.rewards.text import vote_text
@@ -101,8 +102,9 @@ def make_judge(verifier: Verifier, seconds: float | None = None, *, warm: bool =
         judged = CodeJudge(verifier.name, verifier.code)
         return Judge(verifier.name, lambda _, done: find_program(done.text), judged.score, per_prompt=True)
     if verifier.kind == "function":
-        function = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)
+        given = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)
         named = verifier.function.removeprefix(f"{OBJECTS}:")
+        function = adapt(given, named, verifier.name)
         return Judge(
             verifier.name, None, lambda prompt, completion, _: (function(prompt, completion), None), function=named
         )

@@ -149,7 +149,7 @@ class Shape:
 
 
 def split_at(text: str, marks: str) -> list[str]:
-    """Return the pieces of a text between marks (single characters, or one command) that stand in no bracket."""
+    """Return the pieces of a text between marks (single characters, or one command) that are in no bracket."""
     pieces, depth, start = [], 0, 0
     for match in _PIECE.finditer(text):
         piece = match[0]

@@ -87,7 +87,7 @@ class Number:
 
     @property
     def place(self) -> float | Fraction:
-        """Where the value stands on the line of numbers."""
+        """Return the value as a point on the line of numbers."""
         return self.value if isinstance(self.value, float) else _middle(self.value)
 
     @property
@@ -410,7 +410,7 @@ class _Reader:
         return whole + part
 
     def _argument(self) -> Value:
-        """Return the argument of a command: what stands in braces, or one token, of a number its first digit."""
+        """Return the argument of a command: what is in braces, or one token, of a number its first digit."""
         if self._take("{"):
             return self._closed("}")
         if self._take("("):

@@ -62,7 +62,7 @@ def _verified(ours: Any, golden: Any) -> bool:
 
 def _same_values(ours: Any, golden: Any) -> bool | None:
     """Whether two expressions have the same real values at a few points, or complex ones if they name the imaginary
-    unit; None where that cannot be told."""
+    unit; None where that is not known."""
     from sympy import Expr, Float, I
 
     if not all(isinstance(one, Expr) and _has_values(one) for one in (ours, golden)):

@@ -142,11 +142,12 @@ class Reward(Section):
     """``math``: the last ``\\boxed{...}``, line ``Answer: ...`` or line ``#### ...``, compared as mathematics; a number
     without such a mark is no answer. ``exact``: text equality after normalising. ``last_number``: the last number of
     the response equals the gold answer's. ``regex``. ``task``: the data source's own scorer (procedural tasks).
-    ``function``: yours. ``code``: the response is a Python program, which runs in a sandbox against tests. ``service``: a judge or reward model behind HTTP. ``environment``: the environment's
-    score of this name, or, without one, the sum of the rewards of its replies."""
+    ``function``: yours. ``code``: the response is a Python program, which runs in a sandbox against tests.
+    ``service``: a judge or reward model behind HTTP. ``environment``: the environment's score of this name, or, without
+    one, the sum of the rewards of its replies."""
     function: Hook | None = None
-    """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers). Reward functions of
-    TRL and verl are recognised by their parameters (docs/rewards.md). ``async def`` is awaited."""
+    """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers). Reward functions
+    of TRL and verl are recognised by their parameters (docs/rewards.md). ``async def`` is awaited."""
     pattern: str | None = None
     """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1). For ``service`` with ``api:
     openai``: finds the score in the reply (group 1, its last match); null: ``Score: NUMBER``."""
