@@ -6,7 +6,8 @@ A combination is drawn from its number: losses, corrections, dynamic sampling, e
 adapters, precision. Settings that a recipe refuses together are left out one by one. Each trains five small steps. Its
 second run is killed by SIGKILL at a random moment, resumed, sometimes killed again, and resumed to its end. All metrics
 but times, all rollouts and the last weights must be equal, and the account of groups and tokens must close. A folder is
-kept where they are not, with both runs; exit code 1 then.
+kept where they are not, with both runs; exit code 1 then. The code is 1, too, where a setting was in two runs or more
+and all of them were refused: such a setting is never tried.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ COMMON = [
     f"trainer.steps={STEPS}",
 ]
 SAMPLING = "algorithm.dynamic_sampling"
-TEMPLATE = "'{% for message in messages %}{{ message.content }} {% endfor %}'"
-"""Of chats, for a model of words without special tokens."""
+TEMPLATE = (
+    "'{% for message in messages %}{{ message.content }} "
+    '{% if message.role == "assistant" %}<eos> {% endif %}{% endfor %}\''
+)
+"""Of chats, for a model of words whose only special token for an end is ``<eos>``."""
 Choice = tuple[float, Sequence[Sequence[str]]]
 """How often one of several sets of overrides is taken."""
 
@@ -268,11 +272,18 @@ def differences(whole: Path, cut: Path) -> list[str]:
     return found
 
 
-def try_one(runner: Runner, number: int, folder: Path, model: Path) -> tuple[str, list[str]]:
-    """Run one combination; return what became of it in a word, and lines for a person."""
+def try_one(runner: Runner, number: int, folder: Path, model: Path) -> tuple[str, list[str], list[str]]:
+    """Run one combination; return what became of it in a word, lines for a person, and its settings."""
     chance = random.Random(number)
     every = chance.choice([1, 2])
-    overrides = [*drawn(chance), f"model.path={model}"]
+    overrides = drawn(chance)
+    return *compared(runner, number, folder, [*overrides, f"model.path={model}"], every, chance), overrides
+
+
+def compared(
+    runner: Runner, number: int, folder: Path, overrides: list[str], every: int, chance: random.Random
+) -> tuple[str, list[str]]:
+    """Train whole, and killed and resumed; return what became of it in a word, and lines for a person."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.monotonic()
@@ -291,6 +302,15 @@ def try_one(runner: Runner, number: int, folder: Path, model: Path) -> tuple[str
     return "equal", []
 
 
+def always_refused(tried: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return the settings that two runs or more had, all of them refused; ``tried``: word and settings of each run."""
+    runs, refused = Counter[str](), Counter[str]()
+    for word, overrides in tried:
+        runs.update(overrides)
+        refused.update(overrides if word == "refused" else [])
+    return sorted(one for one, count in runs.items() if count > 1 and refused[one] == count)
+
+
 def output_end(log: Path) -> list[str]:
     return log.read_text(errors="replace").splitlines()[-6:]
 
@@ -304,19 +324,23 @@ def main() -> int:
     asked = parser.parse_args()
     work, until = asked.work.resolve(), time.monotonic() + 60 * asked.minutes
     model = ensure_builtin_model("builtin/signed-sum", work / "models")
-    words: Counter[str] = Counter()
+    tried: list[tuple[str, Sequence[str]]] = []
     with closing(Runner(HERE)) as runner:
         for number in range(asked.first, asked.first + asked.count):
             if time.monotonic() > until:
                 break
             folder = work / f"combination-{number}"
-            word, lines = try_one(runner, number, folder, model)
-            words[word] += 1
+            word, lines, overrides = try_one(runner, number, folder, model)
+            tried.append((word, overrides))
             print(f"combination {number}: {word}", *lines, sep="\n  " if lines else "", flush=True)
             if word in ("equal", "refused"):
                 shutil.rmtree(folder)
+    words = Counter(word for word, _ in tried)
     print(", ".join(f"{count} {word}" for word, count in words.items()), f"runs that are not equal stay in {work}")
-    return 1 if words["differs"] or words["failed"] else 0
+    never = always_refused(tried)
+    for one in never:
+        print(f"never tried, every run with it was refused: {one}")
+    return 1 if words["differs"] or words["failed"] or never else 0
 
 
 if __name__ == "__main__":

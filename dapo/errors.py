@@ -210,6 +210,13 @@ class NothingScored(SamplingStopped):
     """
 
 
+class RunStuck(WithEvidence, RuntimeError):
+    """Groups are held whose verdict can never come: a defect of dapo, of an engine or of a scorer.
+
+    Raised with everything held in a state that can be saved; a resume asks for the scores again.
+    """
+
+
 class AccuracyUnknown(WithEvidence, RewardError):
     """Not one response of a held-out set has an accuracy, so that the run could not be judged by it."""
 

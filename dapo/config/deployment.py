@@ -101,13 +101,17 @@ def engine_slots(recipe: Recipe) -> list[int | None]:
     return list(slots) if isinstance(slots, list) else [slots] * engine_count(recipe)
 
 
+def is_by_the_clock(recipe: Recipe) -> bool:
+    """Return whether the wall clock decides how far generation gets beside learning."""
+    return overlaps(recipe) and recipe.rollout.overlap_turns is None
+
+
 def is_lockstep(recipe: Recipe) -> bool:
     """Return ``rollout.lockstep``; by default it is on if engines repeat their digits and no clock hands out turns."""
     rollout = recipe.rollout
     if rollout.lockstep is not None:
         return rollout.lockstep
-    by_clock = overlaps(recipe) and rollout.overlap_turns is None
-    return engine_kind(recipe) in ("embedded", "generate") and not by_clock
+    return engine_kind(recipe) in ("embedded", "generate") and not is_by_the_clock(recipe)
 
 
 def weight_route(recipe: Recipe) -> Route:

@@ -26,9 +26,10 @@ the line, the value, what was expected, and the nearest right name, also for the
 The column *resume* says what may change with `dapo train --resume RUN key=value`: `free` settings at will, `ask`
 settings when the command names them, `fixed` ones never.
 
-Tokens and passwords (texts under a key such as `hf_token`, `api_key` or `password` in `engine_args` or `options`,
-credentials in an address, anything in the form of a known token) go to what needs them and nowhere else: in the run's
-files, on the console, in pages and at trackers stands `<hidden-secret>`. A resume asks for them again:
+Secrets go to what needs them and nowhere else: in the run's files, on the console, in pages and at trackers stands
+`<hidden-secret>`. Secrets are the values under a key such as `hf_token`, `api_key` or `password` in `engine_args` or
+`options`, the credentials in an address, and tokens in the exact form of their service. A path is never one: whatever
+a folder is called, a run that names it is resumed and exported. A resume asks for secrets again:
 `dapo train --resume RUN rollout.vllm.engine_args.hf_token=VALUE`. An environment variable is better.
 
 A section with a key `kind` takes the options of that kind alone: `algorithm.loss: {kind: cispo, cap: 5}`. A kind that

@@ -12,7 +12,15 @@ from dapo.config.checks import (
     ratio_against,
     schedule_steps,
 )
-from dapo.config.deployment import engine_kind, is_pool, learner_place, overlaps, sends_adapter, weight_route
+from dapo.config.deployment import (
+    engine_kind,
+    is_by_the_clock,
+    is_pool,
+    learner_place,
+    overlaps,
+    sends_adapter,
+    weight_route,
+)
 from dapo.config.mixed import mixed_by_spread
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Clip, Recipe
@@ -269,6 +277,8 @@ def _sampling_readers(r: Recipe) -> Readers:
     yield "groups are mixed by their spread", spread, _below(section, "correct_at")
     yield "groups are mixed by what is correct", not spread, _below(section, "tolerance")
     yield f"{section}.keep is a rule of yours", d.keep is not None, _below(section, "tolerance")
+    at_once = "with rollout.max_staleness, and without rollout.overlap_turns, scores and replies take effect on arrival"
+    yield at_once, is_by_the_clock(r), [f"{section}.verdict_lag", "environment.lag"]
 
 
 def _reward_readers(r: Recipe) -> Readers:

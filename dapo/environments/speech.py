@@ -149,13 +149,11 @@ class TemplateSpeech:
         try:
             shown = self._render([_user(), _assistant(_SAID)], ask=False)
         except DataError as error:
-            raise _refusal("user", f"it refuses an assistant's turn: {error}", turns=False) from None
+            raise _no_end(f"it refuses an assistant's turn: {error}") from None
         rest = shown[shown.rindex(_SAID) + len(_SAID) :] if _SAID in shown else ""
         found = [text for text in self._specials if rest.lstrip().startswith(text)]
         if not found:
-            raise _refusal(
-                "user", f"no special token ends an assistant's turn, which is followed by {rest[:40]!r}", turns=False
-            )
+            raise _no_end(f"what follows it is {rest[:40]!r}")
         return max(found, key=len)
 
     def _kept(self, shown: str) -> str:
@@ -304,18 +302,24 @@ def _assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def _refusal(role: str, what: str, *, turns: bool = True) -> RecipeError:
-    """Return the error with its next moves; ``turns``: rows by turn are one of them."""
+def _refusal(role: str, what: str) -> RecipeError:
     moves = "another `data.chat_template` that keeps earlier turns"
     if role != "tool":
         moves = f"answer in the role `tool`, which more templates leave alone, or give {moves}"
     else:
         moves = f"give {moves}"
-    if turns:
-        moves += ", or set `environment.rows: turns`, which makes each turn a row after the conversation as it is then"
     return RecipeError(
         f"environment: the chat template cannot be appended to by the role `{role}`: {what}. What was sampled would "
-        f"not be what is trained; {moves}"
+        f"not be what is trained; {moves}, or set `environment.rows: turns`, which makes each turn a row after the "
+        "conversation as it is then"
+    )
+
+
+def _no_end(what: str) -> RecipeError:
+    return RecipeError(
+        f"environment: the chat template ends no turn of the assistant with a special token of the tokenizer: {what}. "
+        "dapo could not tell where a turn ends; give another `data.chat_template` that writes such a token after each "
+        "message of the assistant"
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from dapo.errors import Terminated
@@ -14,11 +17,15 @@ from dapo.types.evidence import Signal
 
 log = logging.getLogger(__name__)
 
+AGAIN = 0.05
+"""Seconds after which a signal is delivered again whose exception was lost."""
+
 
 class Interrupt:
     """Context manager that turns SIGINT and SIGTERM into a request, once.
 
-    ``requested`` is read by the trainer between steps. A second signal raises KeyboardInterrupt at once.
+    ``requested`` is read by the trainer between steps. A second signal raises KeyboardInterrupt at once. A signal that
+    came before, and whose exception was lost on its way, is a request from the start.
     """
 
     def __init__(self, on_first: Callable[[Signal], None], on_second: Callable[[], None]) -> None:
@@ -26,6 +33,7 @@ class Interrupt:
         self.requested = False
         self._on_first, self._on_second = on_first, on_second
         self._previous: dict[int, object] = {}
+        self._stack = ExitStack()
 
     def __enter__(self) -> Interrupt:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -33,9 +41,13 @@ class Interrupt:
                 self._previous[number] = signal.signal(number, self._handle)
             except ValueError:  # not the main thread: the host program handles signals
                 break
+        self._stack.enter_context(delivered_until_heard())
+        if _wish.terminated:
+            self._request("SIGTERM")
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._stack.close()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -43,8 +55,20 @@ class Interrupt:
         if self.requested:
             self._on_second()
             raise KeyboardInterrupt
+        self._request("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+
+    def _request(self, cause: Signal) -> None:
         self.requested = True
-        self._on_first("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+        self._on_first(cause)
+
+
+class _Wish:
+    """Remember that the process was asked to end, while ``outside_of_steps`` goes on."""
+
+    terminated = False
+
+
+_wish = _Wish()
 
 
 @contextmanager
@@ -60,6 +84,7 @@ def outside_of_steps() -> Iterator[None]:
         log.info("the terminal was closed; the run goes on (`kill %d` stops it after its step)", os.getpid())
 
     def terminated(number: int, frame: FrameType | None) -> None:
+        _wish.terminated = True
         signal.signal(number, signal.SIG_DFL)
         raise Terminated
 
@@ -72,7 +97,43 @@ def outside_of_steps() -> Iterator[None]:
     except ValueError:  # not the main thread: the host program handles signals
         pass
     try:
-        yield
+        with delivered_until_heard(terminated if signal.SIGTERM in mine else None):
+            yield
     finally:
+        _wish.terminated = False
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def delivered_until_heard(terminated: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
+    """Deliver a signal again whose exception Python dropped, as it does in a destructor, until it is heard.
+
+    Args:
+        terminated: the handler of SIGTERM, which takes itself away when it is called.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals are handled elsewhere
+        yield
+        return
+    previous, timers = sys.unraisablehook, list[threading.Timer]()
+
+    def hook(lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            previous(lost)
+            return
+        number = signal.SIGINT
+        if issubclass(lost.exc_type, Terminated):
+            number = signal.SIGTERM
+            if terminated is not None:
+                signal.signal(number, terminated)
+        timers.append(threading.Timer(AGAIN, _thread.interrupt_main, [number]))
+        timers[-1].daemon = True
+        timers[-1].start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
+        for timer in timers:
+            timer.cancel()

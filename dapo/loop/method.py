@@ -11,7 +11,7 @@ from dapo.config.schema import Recipe
 from dapo.errors import LearnerLost
 from dapo.types.batch import Group, Learned, LearnStep, Metrics
 from dapo.types.evaluation import EvaluationResult
-from dapo.types.evidence import DataEnded
+from dapo.types.evidence import Awaited, DataEnded
 from dapo.types.protocols import Learner
 
 
@@ -81,6 +81,9 @@ class Method(Protocol):
 
     def evaluate(self, step: int) -> EvaluationResult:
         """Measure the weights of ``step``, the last one done, on held-out data, and record the answers."""
+
+    def awaited(self) -> Awaited | None:
+        """Return what engine, environments and verifiers owe; None: there are none. Any thread may call it."""
 
     def timing(self, metrics: Metrics, seconds: Mapping[str, float]) -> Metrics:
         """Return metrics of waiting and speed, from a step's metrics and its seconds of each phase."""

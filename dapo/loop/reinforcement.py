@@ -21,7 +21,7 @@ from dapo.metrics.stats import values
 from dapo.types.batch import Learned, LearnStep, Metrics, StepBatch
 from dapo.types.enums import Disposition
 from dapo.types.evaluation import EvaluationResult
-from dapo.types.evidence import Clamping, DataEnded, PoorBatch
+from dapo.types.evidence import Awaited, Clamping, DataEnded, PoorBatch
 from dapo.types.protocols import EngineGroup, Learner, Recorder
 
 
@@ -134,6 +134,9 @@ class Reinforcement:
             result = self.evaluator.evaluate()
             self.recorder.evaluation(step, result)
         return result
+
+    def awaited(self) -> Awaited:
+        return self.collector.awaited()
 
     def timing(self, metrics: Metrics, seconds: Mapping[str, float]) -> Metrics:
         took = self.idle.take(seconds["time/step"]) | wasted_seconds(metrics, seconds)

@@ -134,6 +134,9 @@ class Supervised:
         self.recorder.notice(step, HeldOutLoss(metrics["validation/loss"]))
         return EvaluationResult(metrics, [])
 
+    def awaited(self) -> None:
+        return None
+
     def timing(self, metrics: Metrics, seconds: Mapping[str, float]) -> Metrics:
         took = seconds.get("time/learn")
         if not took or "sft/tokens" not in metrics:

@@ -53,6 +53,7 @@ from dapo.loop.best import follow
 from dapo.loop.method import Counters, Method, StepDone, on_failure
 from dapo.loop.saving import Saver, begin_checkpoint, load_learner, open_state
 from dapo.loop.schedule import Schedule
+from dapo.loop.stillness import StillnessWatch
 from dapo.loop.stopping import Deadline, Stopping
 from dapo.metrics.phases import Phases
 from dapo.observe.spans import peak_rss_mib
@@ -145,14 +146,15 @@ class Trainer:
         self.method.start()
         self.stopping.start()
         self.saver.start()
-        with self.stopping.interrupts:
+        with self.stopping.interrupts, self._stillness as watch:
             self.begin()
             try:
                 while self.counters.training_steps < self.steps and not self.stopping.due(self.saver.longest):
                     done = self.train_step()
                     if done is None:
                         break
-                    yield done
+                    with watch.resting():
+                        yield done
             except GeneratorExit:
                 self.stopping.stop("its caller")
             if self.stopping.early:
@@ -160,6 +162,10 @@ class Trainer:
             if self.saver.wants(self.counters.training_steps):
                 self.save()
             self.saver.finish()
+
+    @property
+    def _stillness(self) -> StillnessWatch:
+        return StillnessWatch(self.phases, self.method.awaited, self.recorder.stillness)
 
     def adopt(self, recipe: Recipe, schedule: Schedule) -> None:
         """Go on with settings that are read anew in each step: intervals, and the learning rate's schedule."""

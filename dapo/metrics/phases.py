@@ -78,6 +78,12 @@ class Phases:
             if self._sink is not None:
                 self._sink(Span(self.step, name, self._origin + start, end - start, end - start))
 
+    @property
+    def current(self) -> str:
+        """Return the innermost phase that goes on, "other" outside of all. Any thread may ask."""
+        stack = self._stack
+        return stack[-1] if stack else "other"
+
     def read_clock(self) -> float:
         """Return the time of ``beside``'s timer, in seconds."""
         return self._clock()

@@ -29,7 +29,7 @@ from dapo.observe.text import clean, duration
 from dapo.observe.view import RunState, dashboard
 from dapo.observe.why import evaluating_line, filling_line, heartbeat
 from dapo.types.evaluation import EvaluationProgress
-from dapo.types.evidence import CollectProgress
+from dapo.types.evidence import CollectProgress, Stillness
 from dapo.words import counted
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class Console:
         self._clock = clock
         self._run: RunState | None = None
         self._live: Live | None = None
+        self._still_told = 0.0  # seconds of stillness when it was shown last
         self._cause_told: int | None = None  # step in which the cause of a slow batch was told last
         self._told: dict[int, int] = {}  # level of slowness -> step that told it
         self._line_at = 0.0  # when plain mode last told where the run is
@@ -185,6 +186,17 @@ class Console:
             self._say_where(filling_line(progress, cause=not again), "yellow")
         elif self.mode == "plain" and self._clock() - self._line_at >= HEARTBEAT:
             self._say_where(heartbeat(progress))
+
+    def stillness(self, stillness: Stillness | None, line: str) -> None:
+        """Show ``line`` on a run in which nothing happens, again at each doubling of the time; None: it goes on.
+
+        A learner that works says nothing for minutes, which is no news.
+        """
+        if stillness is None:
+            self._still_told = 0.0
+        elif stillness.phase != "learn" and stillness.seconds >= 2 * self._still_told:
+            self._still_told = stillness.seconds
+            self.warn(line)
 
     def evaluating(self, progress: EvaluationProgress) -> None:
         """How far an evaluation is: a bar in the live view, a line a minute in plain mode. Cheap when none is due."""

@@ -22,7 +22,7 @@ from dapo.observe.spans import SpanLog
 from dapo.observe.status import StatusWriter
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
-from dapo.observe.why import evaluating_line, heartbeat
+from dapo.observe.why import evaluating_line, heartbeat, stillness_line
 from dapo.types.batch import Group, Metrics, TokenTrace
 from dapo.types.evaluation import Evaluated, EvaluationProgress, EvaluationResult
 from dapo.types.evidence import (
@@ -33,6 +33,7 @@ from dapo.types.evidence import (
     Interrupted,
     LeftAtOnce,
     Notice,
+    Stillness,
 )
 from dapo.types.protocols import ProcessState, Span
 
@@ -85,6 +86,13 @@ class RunRecorder:
         self.console.evaluating(progress)
         if self.status is not None:
             self.status.doing(evaluating_line(progress))
+
+    def stillness(self, stillness: Stillness | None) -> None:
+        """Show that nothing moves: in the status at once, on the console after one minute, two, four..."""
+        line = "" if stillness is None else stillness_line(stillness)
+        if self.status is not None:
+            self.status.stillness(line)
+        self.console.stillness(stillness, line)
 
     def span(self, span: Span) -> None:
         if self.spans is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from dapo.observe.commands import resume_said, typed
 from dapo.observe.metrics import Row
 from dapo.observe.text import brief, clean, first_sentence, number, percent, seconds_said, sentence, shorten
-from dapo.observe.why import why
+from dapo.observe.why import awaited_said, why
 from dapo.processes.watch import lost_said
 from dapo.types.evidence import (
     Cause,
@@ -34,6 +34,7 @@ from dapo.types.evidence import (
     Shares,
     SilentEvidence,
     StopEvidence,
+    StuckEvidence,
     UnscoredEvidence,
     cause_of,
 )
@@ -258,13 +259,16 @@ def stop_said(evidence: object, run: Path) -> str:
     """Return the message of an error that carries evidence.
 
     Args:
-        evidence: ``StopEvidence``, ``UnscoredEvidence`` or ``SilentEvidence``; anything else is shown as it is.
+        evidence: of a batch that could not fill, of a stuck run, of unscored responses or of silent held-out sets;
+            anything else is shown as it is.
         run: the folder of the run.
     """
     if isinstance(evidence, StopEvidence):
         return _unfilled(evidence, run)
     if isinstance(evidence, UnscoredEvidence):
         return _unscored(evidence, run)
+    if isinstance(evidence, StuckEvidence):
+        return _stuck(evidence, run)
     return silent_said(evidence) if isinstance(evidence, SilentEvidence) else repr(evidence)
 
 
@@ -370,6 +374,16 @@ def _unscored(evidence: UnscoredEvidence, run: Path) -> str:
         f"Reasons: {reasons}.\n"
         f"{mend}; {run}/log.txt has the first failure of each kind. Then continue with "
         f"`{resume_said(run, supervised=False)}`."
+    )
+
+
+def _stuck(evidence: StuckEvidence, run: Path) -> str:
+    owed = awaited_said(evidence.awaited) or "no score, reply or response is owed"
+    return (
+        f"step {evidence.step} cannot go on. {evidence.kept} of {evidence.wanted} groups are kept, "
+        f"{counted(evidence.groups, 'group')} more cannot be judged, and nothing can change that any more: {owed}. "
+        "That is a defect of dapo, or of an engine or scorer of your own. Everything is saved, and "
+        f"`{resume_said(run, supervised=False)}` asks for the scores again. Please report it with {run}/log.txt."
     )
 
 

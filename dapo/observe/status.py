@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -54,7 +55,10 @@ class RunStatus:
 
 
 class StatusWriter:
-    """Tells how a run stands: at its start, after its steps (at most once a second), and at its end."""
+    """Tells how a run stands: at its start, after its steps (at most once a second), and at its end.
+
+    Two threads call it: the driver, and the one that looks whether anything moves.
+    """
 
     def __init__(self, path: Path, steps: int, step: int = 0, clock: Callable[[], float] = time.time) -> None:
         """Say ``running``.
@@ -65,7 +69,8 @@ class StatusWriter:
             step: Training steps that are done.
             clock: Seconds since 1970.
         """
-        self._path, self._clock = path, clock
+        self._path, self._clock, self._lock = path, clock, threading.RLock()
+        self._doing = self._still = ""
         earlier, now = read_status(path), clock()
         started = now if earlier is None else earlier.started
         host, folder = os.uname().nodename, utf8(str(path.parent))
@@ -78,18 +83,35 @@ class StatusWriter:
 
     def step(self, step: int) -> None:
         """Take note of a recorded training step. Writes unless it did less than ``PATIENCE`` seconds ago."""
-        now, last = self._clock(), self.status.updated
-        if last <= now < last + PATIENCE:  # a clock that was set back does not silence it
-            self.status = replace(self.status, step=step, doing="")
-        else:
-            self.status = replace(self.status, step=step, doing="", updated=now)
-            self._write()
+        with self._lock:
+            self._doing = self._still = ""
+            self._update(replace(self.status, step=step, doing=""))
 
     def doing(self, what: str) -> None:
         """Note in a few words how far a long step or evaluation is; written as rarely as a step."""
-        now, last = self._clock(), self.status.updated
-        if not last <= now < last + PATIENCE:
-            self.status = replace(self.status, doing=what, updated=now)
+        with self._lock:
+            self._doing = what
+            if self._may_write():
+                self._update(replace(self.status, doing=self._said()))
+
+    def stillness(self, line: str) -> None:
+        """Note that nothing moves, in one line; "": something does again."""
+        with self._lock:
+            self._still = line
+            self._update(replace(self.status, doing=self._said()))
+
+    def _said(self) -> str:
+        return "; ".join(said for said in (self._doing, self._still) if said)
+
+    def _may_write(self) -> bool:
+        """Return whether the last write is long enough ago. A clock that was set back does not silence it."""
+        return not self.status.updated <= self._clock() < self.status.updated + PATIENCE
+
+    def _update(self, status: RunStatus) -> None:
+        """Take over a status, and write it unless the last write was just now."""
+        writes = self._may_write()
+        self.status = replace(status, updated=self._clock()) if writes else status
+        if writes:
             self._write()
 
     def end(self, state: State, said: str = "", evidence: Evidence | None = None) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dapo.observe.text import percent, shorten
+import time
+
+from dapo.metrics.glossary import PHASES
+from dapo.observe.text import percent, seconds_said, shorten
 from dapo.types.evaluation import EvaluationProgress
-from dapo.types.evidence import HEALTHY, LARGER, Cause, CollectProgress, Shares, cause_of, mixed
+from dapo.types.evidence import HEALTHY, LARGER, Awaited, Cause, CollectProgress, Shares, Stillness, cause_of, mixed
+from dapo.words import counted
 
 NEARLY_ALL = 0.8
 """Share of groups of one kind from which it is the cause, and not a tendency."""
@@ -73,6 +77,32 @@ def evaluating_line(progress: EvaluationProgress, left: str = "") -> str:
     """How far an evaluation is, in a few words; ``left``: the time that it still takes."""
     told = f"evaluating: {progress.answered} of {progress.total} answered, {progress.scored} scored"
     return f"{told}, about {left} left" if left else told
+
+
+def stillness_line(stillness: Stillness) -> str:
+    """Return one line on a run in which nothing happens: for how long, in which phase, and what it waits for."""
+    began = time.strftime("%H:%M:%S", time.localtime(stillness.since))
+    told = f"step {stillness.step}: nothing happened for {seconds_said(stillness.seconds)} (since {began})"
+    told += f"; it is {PHASES[stillness.phase].doing}" if stillness.phase in PHASES else ""
+    owed = "" if stillness.awaited is None else awaited_said(stillness.awaited)
+    return f"{told}: {owed}" if owed else told
+
+
+def awaited_said(awaited: Awaited) -> str:
+    """Return what engine, environments and verifiers owe; "" if it is nothing."""
+    owed = []
+    if awaited.decoding:
+        owed.append(f"the engine owes {counted(awaited.decoding, 'response')}")
+    if awaited.replies:
+        owed.append(f"environments owe {counted(awaited.replies, 'reply', 'replies')}")
+    if awaited.scores:
+        owed.append(f"verifiers owe {counted(awaited.scores, 'score')}")
+    if awaited.scored and awaited.effect_at is None:
+        owed.append(f"{counted(awaited.scored, 'score')} that arrived wait for the others of their groups")
+    elif awaited.scored:
+        scores = f"{counted(awaited.scored, 'score')} that arrived take effect from engine step {awaited.effect_at}"
+        owed.append(f"{scores} on; the engine is at {awaited.clock}")
+    return ", ".join(owed)
 
 
 def _all_wrong(shares: Shares) -> str:

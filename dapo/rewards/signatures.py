@@ -79,8 +79,8 @@ def _refusal(name: str, parameters: list[inspect.Parameter]) -> str:
     why = f" ({', '.join(beyond)} is of another trainer, and is not here)" if beyond else ""
     return (
         f"reward function {name}: its parameters are ({shown}){why}; expected (prompt, completion), TRL's (prompts, "
-        "completions, **columns) or verl's (data_source, solution_str, ground_truth, extra_info). Wrap it, and name the "
-        f"wrapper in the recipe:\n    def score(prompt, completion):\n"
+        "completions, **columns) or verl's (data_source, solution_str, ground_truth, extra_info). Wrap it, and name "
+        f"the wrapper in the recipe:\n    def score(prompt, completion):\n"
         f"        text, gold = completion.text, prompt.answer  # prompt.problem, prompt.extra['column']\n"
         f"        return {name.rpartition(':')[2] or 'yours'}(text, gold)"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.check_data import ENVIRONMENT, source_name
-from dapo.config.deployment import keeps_8_bits
+from dapo.config.deployment import engine_kind, is_by_the_clock, keeps_8_bits
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.data.load import PreparedData, prepare
@@ -25,7 +25,7 @@ from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingC
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts
-from dapo.loop.sync_check import MOST, MOST_OF_8_BITS, SyncCheck
+from dapo.loop.sync_check import MOST, MOST_OF_8_BITS, MOST_OF_FLOAT32, SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
@@ -129,7 +129,7 @@ class RewardParts:
             timing=CollectorTiming(
                 _verdict_lag(recipe, self.rollouts.scorer),
                 deployment.overlaps,
-                SECONDS_A_TURN if _by_the_clock(deployment) else None,
+                SECONDS_A_TURN if is_by_the_clock(recipe) else None,
             ),
             phases=phases,
             watch=recorder.filling,
@@ -173,7 +173,7 @@ class RewardParts:
             make_sampling(self.recipe, self.facts),
             seed=self.recipe.run.seed,
             tolerance=self.recipe.trainer.sync_check_tolerance,
-            most=MOST_OF_8_BITS if keeps_8_bits(self.recipe) else MOST,
+            most=_most_accepted(self.recipe),
             near_ties=self.facts.has_experts and self.recipe.model.dtype != "float32",
         )
 
@@ -189,6 +189,14 @@ class RewardParts:
         return EpochStream(
             self.data.train, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs
         )
+
+
+def _most_accepted(recipe: Recipe) -> float:
+    """Return the mean gap, nats, that the first sync check accepts without a look at the model's own rounding."""
+    if keeps_8_bits(recipe):
+        return MOST_OF_8_BITS
+    exact = recipe.model.dtype == "float32" and recipe.model.matmul_precision == "highest"
+    return MOST_OF_FLOAT32 if engine_kind(recipe) == "embedded" and exact else MOST
 
 
 def reward_session(
@@ -260,7 +268,7 @@ def reward_session(
         named = all(
             reward.kind in ("math", "exact", "last_number") for reward in recipe.rewards if reward.name == "accuracy"
         )
-        episodes = _episodes(recipe, deployment, playing, texts, facts)
+        episodes = _episodes(recipe, playing, texts, facts)
         rollouts = Rollouts(engine, scorer, texts, episodes, names_answers=named)
         return Session(
             recipe=recipe,
@@ -297,14 +305,7 @@ def _model_of(recipe: Recipe, deployment: Deployment, console: Console) -> tuple
     return loaded, facts_of(loaded)
 
 
-def _by_the_clock(deployment: Deployment) -> bool:
-    """Return whether a clock decides the order of events."""
-    return deployment.overlaps and deployment.overlap_turns is None
-
-
-def _episodes(
-    recipe: Recipe, deployment: Deployment, playing: Playing | None, texts: Texts, facts: ModelFacts
-) -> Episodes | None:
+def _episodes(recipe: Recipe, playing: Playing | None, texts: Texts, facts: ModelFacts) -> Episodes | None:
     """Return what plays environments between the parts of a response.
 
     Raises:
@@ -313,7 +314,7 @@ def _episodes(
     if playing is None:
         return None
     check_end_of_turn(recipe, playing, facts)
-    return playing.episodes(recipe, texts, waits=not _by_the_clock(deployment))
+    return playing.episodes(recipe, texts, waits=not is_by_the_clock(recipe))
 
 
 def check_end_of_turn(recipe: Recipe, playing: Playing, facts: ModelFacts) -> None:

@@ -114,6 +114,54 @@ class CollectProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """Counts of what engine, environments and verifiers owe; equal ones show that nothing happened in between.
+
+    >>> Awaited(scores=12, clock=30).scores
+    12
+    """
+
+    decoding: int = 0  # responses that the engine makes or will make
+    replies: int = 0  # episodes whose environment is to answer
+    scores: int = 0  # responses whose verifier is to answer
+    scored: int = 0  # responses with a score that is not in effect
+    effect_at: int | None = None  # engine step at which the first of those scores takes effect; None: it has no step
+    clock: int = 0  # the engine's step
+    happened: int = 0  # responses that ended, replies that took effect and scores that arrived, so far
+
+
+@dataclass(frozen=True, slots=True)
+class Stillness:
+    """Nothing moved for a while.
+
+    >>> Stillness(step=3, phase="score", seconds=60.0, since=1e9, awaited=Awaited(scores=1)).phase
+    'score'
+    """
+
+    step: int  # the training step that goes on
+    phase: str  # of it: a name of ``dapo.metrics.glossary.PHASES``, or "other"
+    seconds: float  # since something moved last
+    since: float  # when that was, in seconds since 1970
+    awaited: Awaited | None  # None: the method samples nothing
+
+
+@dataclass(frozen=True, slots=True)
+class StuckEvidence:
+    """A batch that can never fill: groups are held, and nothing is awaited that could change them.
+
+    >>> StuckEvidence(step=2, kept=3, wanted=4, groups=1, awaited=Awaited(scored=4, effect_at=32, clock=30)).kind
+    'stuck'
+    """
+
+    step: int
+    kept: int  # groups ready to train
+    wanted: int  # P
+    groups: int  # held and not judged
+    awaited: Awaited
+    kind: Literal["stuck"] = "stuck"
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
     """One response of a rejected group. Untrusted text.
 
@@ -231,7 +279,9 @@ class ClusterLost:
     kind: Literal["cluster_lost"] = "cluster_lost"
 
 
-Evidence = StopEvidence | UnscoredEvidence | SilentEvidence | DataEnded | NoGain | OutOfTime | ClusterLost
+Evidence = (
+    StopEvidence | UnscoredEvidence | StuckEvidence | SilentEvidence | DataEnded | NoGain | OutOfTime | ClusterLost
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from dapo.types.batch import (
     TokenTrace,
 )
 from dapo.types.evaluation import EvaluationProgress, EvaluationResult
-from dapo.types.evidence import CollectProgress, Ending, Notice
+from dapo.types.evidence import CollectProgress, Ending, Notice, Stillness
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -243,6 +243,21 @@ class Learner(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class KnowsRounding(Protocol):
+    """A learner that measures what its precision costs.
+
+    Example: ``dapo.learner.driver.LearnerDriver``.
+    """
+
+    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+        """Return how far rounding moves each response token's log-probability, nats, all rows in one array.
+
+        The model's own forward pass, as transformers has it, runs in its type and in a wider one. None where that
+        cannot be measured.
+        """
+
+
 class Scorer(Protocol):
     """Score responses, at once or in worker processes. Every submitted key comes back exactly once.
 
@@ -399,6 +414,9 @@ class Recorder(Protocol):
 
     def filling(self, progress: CollectProgress) -> None:
         """Show that the batch is being collected; called after every judged group."""
+
+    def stillness(self, stillness: Stillness | None) -> None:
+        """Show that nothing moves, or with None that something does again; called in another thread."""
 
     def evaluating(self, progress: EvaluationProgress) -> None:
         """Show that an evaluation is going on; called whenever a response ended or was scored."""

@@ -101,7 +101,8 @@ class DynamicSampling(Section):
     or ``drop`` it."""
     verdict_lag: Whole | None = None
     """Engine steps after the last response of a group ended at which its verdict takes effect; None: 0 where every
-    reward is quick (`exact`, `regex`, what runs in the driver), 16 otherwise."""
+    reward is quick (`exact`, `regex`, what runs in the driver), 16 otherwise. Without effect where
+    ``rollout.max_staleness`` is above 0 and ``rollout.overlap_turns`` null: a verdict takes effect when it is there."""
     replace: Replace = Replace()
     """For ``mode: replace``."""
     cap: Cap = Cap()

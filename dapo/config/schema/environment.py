@@ -57,4 +57,6 @@ class EnvironmentSection(Section):
     """``append``: an episode is one row; the chat template must keep earlier turns. ``turns``: a row for each turn of
     the model, after the conversation as the template writes it then. Their tokens grow with the square of the turns."""
     lag: Whole = 8
-    """Engine steps after which a reply takes effect. The engine does not wait for a tool that is faster."""
+    """Engine steps after which a reply takes effect. The engine does not wait for a tool that is faster. Without effect
+    where ``rollout.max_staleness`` is above 0 and ``rollout.overlap_turns`` null: a reply takes effect when it is
+    there."""

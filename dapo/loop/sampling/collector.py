@@ -5,8 +5,9 @@
                   +------- rejected: replace -------+
 
 A group is judged when its last response is scored, while others still decode; a rejected one is replaced at once.
-Nothing here reads the wall clock: a score takes effect ``verdict_lag`` engine steps after its response ended, and the
-collector waits for a late one. With an engine in the process a run is then a function of its recipe.
+One of two rules says when a score takes effect. Without a clock, ``verdict_lag`` engine steps after its response ended,
+and the collector waits for a late one: with an engine in the process a run is then a function of its recipe. Where
+generation overlaps learning by the wall clock (``CollectorTiming.turn``), as soon as all scores of its group are there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.config.schema import DynamicSampling
-from dapo.errors import EngineError, SamplingStopped
+from dapo.errors import EngineError, RunStuck, SamplingStopped
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.sampling.account import Account, source_metrics, stopped
 from dapo.loop.sampling.groups import (
@@ -41,15 +42,18 @@ from dapo.loop.sampling.rollouts import Response, Rollouts
 from dapo.metrics.phases import Phases
 from dapo.types.batch import Group, Metrics, SamplingParams, StepBatch
 from dapo.types.enums import Disposition, FinishReason, Verdict
-from dapo.types.evidence import CollectProgress, Shares, hopeless_of
+from dapo.types.evidence import Awaited, CollectProgress, Shares, StuckEvidence, hopeless_of
 from dapo.types.protocols import PromptStream
 
 log = logging.getLogger(__name__)
 
-KEEPS = (EngineError, SamplingStopped)
+KEEPS = (EngineError, SamplingStopped, RunStuck)
 """Errors that are raised only where everything the collector holds is whole."""
 PULSE = 5.0
 """Seconds after which ``watch`` is called though no further group was judged."""
+PATIENCE = 60.0
+"""Seconds without any event after which ``collect`` waits for the next one as long as it takes: engine and scorer then
+say at once if they owe nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,12 @@ class BatchShape:
 class CollectorTiming:
     """Settings that decide the order of events in a collector."""
 
-    verdict_lag: int = 0  # engine steps after which a verdict takes effect
+    verdict_lag: int = 0  # engine steps after which a verdict takes effect, without ``turn``
     overlaps: bool = False
     """Engines work while the learner does: ``collect`` neither begins a step that has begun nor pauses at its end."""
     turn: float | None = None
     """Seconds after which ``collect`` looks at scores again though no response ended; it then waits for no score while
-    a response decodes. None: no clock decides the order of events."""
+    a response decodes, and a group is judged when its scores are there. None: no clock decides the order of events."""
 
 
 class StreamingCollector:
@@ -93,7 +97,8 @@ class StreamingCollector:
     who waits           for what                                   what unblocks it
     ==================  =========================================  ================================================
     ``collect``         a batch of P kept groups (``ready``)       ``pump`` judges groups; if it returns False,
-                                                                   ``meet_cap`` ends the wait
+                                                                   ``meet_cap`` ends the wait, or ``RunStuck`` is
+                                                                   raised where groups are held all the same
     ``pump``            a response that ends (``engine.poll``)     the engine, or ``timeout``
     ``Scores.due``      a late score of a whole group              a verifier, or its time limit; with ``turn`` set
                                                                    only ``pause`` waits here
@@ -162,6 +167,7 @@ class StreamingCollector:
         self._restored = False  # loaded from a state, perhaps with other settings
         self._paused = True  # the engine holds nothing of ours
         self._environment_before: Metrics = {}  # counts of environments when the last step ended
+        self._moved, self._moved_at = self._standing(), time.monotonic()
         if rollouts.episodes is not None:
             rollouts.episodes.phases = self.phases
 
@@ -174,6 +180,7 @@ class StreamingCollector:
             EngineError: the engine failed.
             SamplingStopped: a cap or the end of the data was met with ``cap.then: stop``, or the verifier scores
                 nothing.
+            RunStuck: groups are held, and nothing is awaited that could change them.
             Exception: whatever a scorer, a stream or a hook raised. See ``give_up`` for what ``state()`` is then.
         """
         try:
@@ -182,7 +189,9 @@ class StreamingCollector:
             else:
                 self.begin(step)
             while not self.ready():
-                if not self.pump(self.timing.turn):
+                if not self.pump(self._patience()):
+                    if self.open:
+                        raise self._stuck()
                     self.meet_cap()
                     break
             if not self.timing.overlaps:
@@ -205,9 +214,11 @@ class StreamingCollector:
         if not (isinstance(error, KEEPS) and self.begun):
             self.rolled_back = self._before is not None
             return
-        if isinstance(error, EngineError):
-            with suppress(Exception):  # the first failure is the error to report
+        with suppress(Exception):  # the first failure is the error to report
+            if isinstance(error, EngineError):
                 self.pause()  # keep the tokens that it had made
+            elif isinstance(error, RunStuck):
+                self.hold()
         self.account.end(self.engine.stats())
         self.abandoned = self.account.finished_groups(())
         self.account.clear()
@@ -242,11 +253,16 @@ class StreamingCollector:
         self._restored = False
 
     def pump(self, timeout: float | None = None) -> bool:
-        """Replace rejected groups, let the engine work, judge. False when nothing is left.
+        """Replace rejected groups, let the engine work, judge.
 
         Args:
             timeout: seconds that the engine may take; None: until a response ends.
+
+        Returns:
+            Whether a later call may change anything. False: no group is held, or what is held waits for nothing; only
+            other weights can bring further groups then.
         """
+        before = self._standing()
         if self._paused:
             self._paused = False
             for group in self.open.values():  # carried: continue from their tokens
@@ -255,7 +271,8 @@ class StreamingCollector:
         if not self.open:
             return False
         self._advance(timeout)
-        return True
+        moved = self._standing() != before
+        return moved or self.rollouts.under_way("train") > 0 or self.scores.waiting > 0
 
     def ready(self) -> bool:
         """Return whether the batch is complete and no group left after it would grow too old."""
@@ -333,6 +350,34 @@ class StreamingCollector:
         """Return whether there will be no further batch: no prompt is left and no group is held."""
         return self.selector.ended is not None and not self.kept and not self.open
 
+    # ------------------------------------------------------------------ whether anything moves
+
+    def awaited(self) -> Awaited:
+        """Return what is owed to this collector and to others of the same engine. Any thread may call it."""
+        scored, effect_at = self.scores.held()
+        return dataclasses.replace(self.rollouts.awaited(), scored=scored, effect_at=effect_at)
+
+    def _standing(self) -> tuple[int, ...]:
+        """Return counts of which at least one changes with every event."""
+        judged = len(self.account.groups)
+        return (self.next_group, len(self.open), judged, self.scores.waiting, self.rollouts.happened)
+
+    def _patience(self) -> float | None:
+        """Return the seconds of a pump; None once nothing happened for ``PATIENCE`` seconds and one thing is awaited.
+
+        An empty answer of the engine, or of the scorer, then proves that what it owes is lost.
+        """
+        now, standing = time.monotonic(), (*self._standing(), self.engine.clock)
+        if standing != self._moved:
+            self._moved, self._moved_at = standing, now
+        if now - self._moved_at >= PATIENCE and bool(self.rollouts.under_way("train")) != bool(self.scores.waiting):
+            return None
+        return self.timing.turn
+
+    def _stuck(self) -> RunStuck:
+        held = len(self.open)
+        return RunStuck(StuckEvidence(self.step, len(self.kept), self.prompts_per_step, held, self.awaited()))
+
     # ------------------------------------------------------------------ dispatch
 
     def _expire(self) -> None:
@@ -409,7 +454,7 @@ class StreamingCollector:
                 self._ask(ended)
         if self.rollouts.under_way("train") or self.timing.turn is not None:
             if not self.rollouts.under_way("train"):
-                self.scores.wait(timeout or self.timing.turn or 0.0)
+                self.scores.wait(timeout)
             self._judge_ended(self.engine.clock)
         else:
             self._judge_ended(None)

@@ -78,9 +78,10 @@ class Episodes:
         speech: writes replies as tokens.
         texts: how the model's turns are read.
         limits: of an episode.
-        lag: engine steps after which a reply takes effect.
+        lag: engine steps after which a reply takes effect, where a late one is waited for.
         read_scores: names that some reward reads; others are refused.
-        waits: whether a late reply is waited for. False: a clock decides the order of events anyway.
+        waits: whether a late reply is waited for. False: a clock decides the order of events anyway, and a reply takes
+            effect when it is there.
 
     Attributes:
         phases: waiting for a reply is the phase ``environment``.
@@ -114,13 +115,13 @@ class Episodes:
     @property
     def waiting(self) -> int:
         """Count the episodes whose next event is the environment's."""
-        return sum(episode.due is not None for episode in self._episodes.values()) + len(self._over)
+        return sum(episode.due is not None for episode in list(self._episodes.values())) + len(self._over)
 
     def held(self, lane: Lane | None = None) -> list[Key]:
         """Return the episodes that wait for others of their group, of one lane or of all."""
         if not self.players.abilities.compares:
             return []
-        return [key for key, episode in self._episodes.items() if episode.held and lane in (None, key.lane)]
+        return [key for key, episode in list(self._episodes.items()) if episode.held and lane in (None, key.lane)]
 
     # ------------------------------------------------------------------ turns
 
@@ -213,17 +214,20 @@ class Episodes:
         self._version = version
         over, self._over = self._over, []
         self._arrived(0.0)
-        steps = [episode.due for episode in self._episodes.values() if episode.due is not None]
-        if idle and steps and not over:
-            tick = max(tick, min(steps))
-            if not self.waits and not any(self._is_there(episode, tick) for episode in self._episodes.values()):
+        asked = [episode for episode in self._episodes.values() if episode.due is not None]
+        if idle and asked and not over:
+            if self.waits:
+                tick = max(tick, min(episode.due for episode in asked if episode.due is not None))
+            elif all(episode.answer is None for episode in asked):
                 self._arrived(PATIENCE if patience is None else patience)
         requests: list[SampleRequest] = []
-        ripe = [(each.due, key) for key, each in self._episodes.items() if each.due is not None and each.due <= tick]
+        ripe = [
+            (each.due, key)
+            for key, each in self._episodes.items()
+            if each.due is not None and (each.due <= tick if self.waits else each.answer is not None)
+        ]
         for _, key in sorted(ripe):
             episode = self._episodes[key]
-            if episode.answer is None and not self.waits:
-                continue
             for found in self._take(episode, self._waited_for(episode), tick):
                 if isinstance(found, Over):
                     over.append(found)
@@ -245,14 +249,19 @@ class Episodes:
         self.players.close()
 
     def _waited_for(self, episode: EpisodeState) -> Answer:
+        """Return the answer to an episode's question.
+
+        Raises:
+            EpisodeError: it never came back.
+        """
         while episode.answer is None:
-            self._arrived(None)
+            if not self._arrived(None):
+                key = episode.request.key
+                raise EpisodeError(f"the environment of response {key.sample} of group {key.group} never answered")
         return episode.answer
 
-    def _is_there(self, episode: EpisodeState, tick: int) -> bool:
-        return episode.due is not None and episode.due <= tick and episode.answer is not None
-
-    def _arrived(self, timeout: float | None) -> None:
+    def _arrived(self, timeout: float | None) -> bool:
+        """Take in the answers that are there (None: wait for one); return whether there were any."""
         if timeout == 0.0:
             answers = self.players.poll(0.0)
         else:
@@ -263,6 +272,7 @@ class Episodes:
         for answer in answers:
             if (episode := self._episodes.get(answer.key)) is not None and episode.question is not None:
                 episode.answer = answer
+        return bool(answers)
 
     # ------------------------------------------------------------------ what becomes of a turn
 

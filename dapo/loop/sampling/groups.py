@@ -100,7 +100,8 @@ class Scores:
     A score takes effect a fixed number of engine steps after its response ended, or later: with the last score of its
     group, since nothing depends on a group that is not whole. The collector then waits for a late score, so the speed
     of a verifier changes nothing. Where the wall clock decides anyway (generation beside learning), a group takes
-    effect when all of its scores are there. The collector then does not wait: a slow verifier never stops an engine.
+    effect when all of its scores are there, whatever the engine's clock says: an engine that has nothing to do takes no
+    further step. The collector does not wait then, so a slow verifier never stops an engine.
     """
 
     def __init__(
@@ -116,7 +117,8 @@ class Scores:
 
         Args:
             rollouts: asks the verifiers.
-            lag: engine steps between the end of a response and the earliest effect of its score.
+            lag: engine steps between the end of a response and the earliest effect of its score; without ``waits`` no
+                engine step decides.
             phases: waiting for a score is the phase ``score``.
             pulse: called whenever a score arrived that ``due`` waited for.
             waits: whether ``due`` waits for a late score.
@@ -147,14 +149,15 @@ class Scores:
         their last responses ended.
 
         Args:
-            until: the engine's clock; None: every score that was asked for, also of groups that are not whole.
+            until: the engine's clock, which decides only where a late score is waited for; None: every score that was
+                asked for, also of groups that are not whole.
             missing: for the id of a group, how many of its responses have no score yet.
 
         Raises:
             RewardError: a score never came back.
         """
         self._arrived_now(0)
-        while self._ended and (until is None or self._ended[0][0] <= until):
+        while self._ended and (until is None or not self.waits or self._ended[0][0] <= until):
             _, key = self._ended.popleft()
             self._due.setdefault(key.group, []).append(key)
             if len(self._due[key.group]) == missing(key.group) and (self.waits or until is None):
@@ -175,9 +178,23 @@ class Scores:
             self._asked.discard(key)
             yield key, self._arrived.pop(key)
 
-    def wait(self, seconds: float) -> None:
-        """Wait for a score, at most so many seconds; nothing else is to be done."""
-        self._arrived_now(seconds)
+    def wait(self, seconds: float | None) -> None:
+        """Wait for a score, where nothing else is to be done.
+
+        Args:
+            seconds: at most; None: until one arrives.
+
+        Raises:
+            RewardError: with None, none of the scores will come.
+        """
+        if not self._arrived_now(seconds) and self.waiting and seconds is None:
+            raise RewardError(
+                f"the scores of {self.waiting} responses never came back: the scorer says that it owes none"
+            )
+
+    def held(self) -> tuple[int, int | None]:
+        """Count the scores that arrived and are not in effect; return the engine step of the first that has one."""
+        return len(self._asked) - self.waiting, self._ended[0][0] if self._ended else None
 
     def _wait_for(self, key: Key) -> None:
         while key not in self._arrived:

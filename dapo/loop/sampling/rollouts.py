@@ -21,7 +21,7 @@ from dapo.loop.sampling.episodes import PATIENCE, Episodes
 from dapo.loop.sampling.texts import Decode, Texts, cut, cut_text, joined
 from dapo.types.batch import Completion, Key, Lane, Partial, Prompt, SampleEvent, SampleRequest, Score
 from dapo.types.enums import FinishReason
-from dapo.types.evidence import ENGINE, ENVIRONMENT
+from dapo.types.evidence import ENGINE, ENVIRONMENT, Awaited
 from dapo.types.extra import extra_problem
 from dapo.types.protocols import Engine, Scorer, WorksAlone
 
@@ -54,6 +54,7 @@ class Rollouts:
 
     Attributes:
         watch: called after each ``engine.poll``.
+        happened: responses that ended, replies that took effect and scores that arrived, so far.
     """
 
     watch: Callable[[], None] | None = None
@@ -82,6 +83,7 @@ class Rollouts:
         self._asked: defaultdict[Lane, int] = defaultdict(int)  # scores that did not arrive
         self._scores: defaultdict[Lane, list[tuple[Key, Score]]] = defaultdict(list)
         self._polled = 0.0  # seconds within the engine's ``poll``
+        self.happened = 0
 
     # ------------------------------------------------------------------ responses
 
@@ -177,12 +179,13 @@ class Rollouts:
         if further:
             self._hand_over(further)
         answered = self._take_answers(timeout)
+        self.happened += len(events) + answered
         if not events and not waited and timeout is None:
             for key in self._requests.keys() - {e.key for ended in self._ended.values() for e in ended}:
                 self._lost[key.lane].append(key)
                 self._under_way[key.lane] -= 1
                 self._forget(key)
-        return bool(events) or answered or (waited and timeout is None)
+        return bool(events) or answered > 0 or (waited and timeout is None)
 
     def _a_step(self) -> float:
         """Return the seconds of a look at the engine while a reply is waited for: one step of ours, some of others."""
@@ -196,13 +199,13 @@ class Rollouts:
         whole = self.episodes.whole(key, joined(self._requests.pop(key).prefix, event))
         self.episodes.turn(key, whole, event.tick)
 
-    def _take_answers(self, patience: float | None) -> bool:
-        """Let the replies that are due take effect; return whether there were any."""
+    def _take_answers(self, patience: float | None) -> int:
+        """Let the replies that are due take effect; return how many episodes go on or end by them."""
         if self.episodes is None:
-            return False
+            return 0
         waiting, held = self.episodes.waiting, len(self.episodes.held())
         if not waiting and not held:
-            return False
+            return 0
         idle = sum(self._under_way.values()) == waiting + held
         requests, over = self.episodes.due(self.engine.clock, self.engine.version, idle=idle, patience=patience)
         self._let_go(self.episodes.held())
@@ -211,7 +214,7 @@ class Rollouts:
         for each in over:
             self._under_way[each.key.lane] -= 1
             self._played[each.key.lane].append(self._response(each))
-        return bool(requests or over)
+        return len(requests) + len(over)
 
     def _where_kept(self, request: SampleRequest) -> SampleRequest:
         """Ask the engine that keeps the slot of a request, where it is one of several."""
@@ -250,6 +253,19 @@ class Rollouts:
     def under_way(self, lane: Lane) -> int:
         """Count the responses of a lane that have not ended; episodes that wait for others of their group have."""
         return self._under_way[lane] - (0 if self.episodes is None else len(self.episodes.held(lane)))
+
+    def awaited(self) -> Awaited:
+        """Return what engine, environments and verifiers owe, of all lanes. Any thread may call it."""
+        replies = held = 0
+        if self.episodes is not None:
+            replies, held = self.episodes.waiting, len(self.episodes.held())
+        return Awaited(
+            decoding=sum(self._under_way.copy().values()) - replies - held,
+            replies=replies,
+            scores=sum(self._asked.copy().values()),
+            clock=self.engine.clock,
+            happened=self.happened,
+        )
 
     def lost(self, lane: Lane) -> list[Key]:
         """Return the responses of a lane that the engine had and that never came back, each once."""
@@ -390,6 +406,7 @@ class Rollouts:
         """
         while not self._scores[lane] and self._asked[lane]:
             arrived = self.scorer.poll(timeout)
+            self.happened += len(arrived)
             for key, score in arrived:
                 self._scores[key.lane].append((key, score))
                 self._asked[key.lane] -= 1

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 from dapo.config.load import load_recipe
+from dapo.environments.speech import make_speech
+from dapo.models.builtin import ensure_builtin_model
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 CLOSED = {
@@ -48,6 +51,37 @@ def test_settings_that_are_refused_together_are_left_out_one_by_one(combinations
     monkeypatch.setattr(combinations, "EPISODES", [])
     kept = {tuple(combinations.drawn(random.Random(number))) for number in (1, 2, 5, 8)}
     assert all("rollout.slots=5" in overrides and len(overrides) == 2 for overrides in kept)
+
+
+def alternatives(combinations):
+    """Each set of overrides with what it needs: an environment's settings need an environment."""
+    game = [one for share, sets in combinations.EPISODES if share == 1.0 for one in sets[0]]
+    for base, choices in (([], combinations.CHOICES + combinations.REWARDS), (game, combinations.EPISODES)):
+        for _, sets in choices:
+            yield from ([*base, *one] for one in sets)
+
+
+def test_every_choice_is_accepted_on_its_own(combinations):
+    for overrides in alternatives(combinations):
+        load_recipe("quickstart", [*combinations.COMMON, *overrides])
+
+
+def test_the_template_of_rows_by_turn_can_write_a_dialogue(combinations, tmp_path):
+    (overrides,) = [one for one in alternatives(combinations) if "environment.rows=turns" in one]
+    recipe = load_recipe("quickstart", [*combinations.COMMON, *overrides]).recipe
+    folder = ensure_builtin_model("builtin/signed-sum", tmp_path)
+    coder = AutoTokenizer.from_pretrained(folder)
+    speech = make_speech(recipe.data, coder, chat=True, rows=recipe.environment.rows)
+    assert speech.end_of_turn == "<eos>"
+    said = [{"role": "user", "content": "3 +1 ?"}, {"role": "assistant", "content": "=4"}]
+    ids = speech.written([*said, {"role": "user", "content": "+1"}])
+    assert coder.convert_ids_to_tokens(ids) == ["3", "+1", "?", "=4", "<eos>", "+1"]
+
+
+def test_a_setting_that_was_only_ever_refused_fails_the_command(combinations):
+    tried = [("refused", ["a", "b"]), ("equal", ["b", "c"]), ("refused", ["a", "d"]), ("failed", ["d"])]
+    assert combinations.always_refused(tried) == ["a"]
+    assert combinations.always_refused(tried[1:]) == []  # once may be another's fault
 
 
 def run_folder(folder, row, weight=1.0):

@@ -184,6 +184,7 @@ def unread(loaded) -> list[str]:
 
 
 CACHE = "algorithm.overlong_punishment.cache_length"
+LAG = "algorithm.dynamic_sampling.verdict_lag"
 PENALTY = "algorithm: {overlong_punishment: {cache_length: 12}}\n"
 
 
@@ -203,6 +204,10 @@ PENALTY = "algorithm: {overlong_punishment: {cache_length: 12}}\n"
             [],
             [],
         ),  # max_age follows from it
+        ("", [f"{LAG}=3"], []),
+        ("rollout: {max_staleness: 2}\n", [f"{LAG}=3"], [LAG]),  # the wall clock decides
+        ("rollout: {max_staleness: 2}\n", [], []),
+        ("rollout: {max_staleness: 2, overlap_turns: 9}\n", [f"{LAG}=3"], []),
     ],
 )
 def test_who_set_what_nothing_reads_is_told_and_nobody_else(tmp_path, file, overrides, named) -> None:

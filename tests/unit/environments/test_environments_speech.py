@@ -123,3 +123,12 @@ def test_a_tokenizer_without_these_words_cuts_and_says_nothing():
     short = speech.shorten("+1 +2 +3 +4 +5 +6", 5)
     assert short == "+1 +2 +3 +5 +6"
     assert len(speech.reply([{"role": "user", "content": short}], closed=True)) == 5
+
+
+@pytest.mark.parametrize("rows", ["append", "turns"])
+def test_a_template_without_an_end_of_turn_is_refused_with_moves_that_fit_both_modes(rows):
+    plain = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    with pytest.raises(RecipeError, match="ends no turn of the assistant with a special token") as caught:
+        make_speech(data("plain", chat_template=plain), tokenizer("qwen3"), chat=True, rows=rows)
+    assert "role" not in str(caught.value)  # no role has such an end
+    assert "rows: turns" not in str(caught.value)  # neither mode does without

@@ -152,6 +152,9 @@ class Recording:
     def evaluating(self, progress):
         pass
 
+    def stillness(self, stillness):
+        pass
+
     def notice(self, step, notice):
         (self.said if isinstance(notice, HeldOutLoss) else self.warned).append(notice_said(step, notice))
 

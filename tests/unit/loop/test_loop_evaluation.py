@@ -238,6 +238,7 @@ class FirstStep(Trainer):
             step=lambda step, metrics, *_: recorded.append(("step", step)),
             evaluation=lambda step, result: recorded.append(("evaluation", step)),
             notice=lambda step, notice: recorded.append(("notice", step, notice)),
+            stillness=lambda stillness: None,
         )
         learner = SimpleNamespace(publish=lambda version: None)
         phases = Phases()

@@ -14,7 +14,7 @@ from dapo.observe.console import Console
 from dapo.observe.lines import sample_lines
 from dapo.observe.view import RunState, dashboard, hint_lines
 from dapo.observe.why import why
-from dapo.types.evidence import CollectProgress, Shares
+from dapo.types.evidence import CollectProgress, Shares, Stillness
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/] [link=http://evil]y\u202ez\x9b31m"
@@ -322,6 +322,20 @@ def test_plain_mode_shows_once_a_minute_that_a_batch_still_fills():
     now[0] = 290.0
     console.filling(progress(step=25))
     assert new() == "step 25: 12 of 32 groups kept, 30% of those judged\n"
+
+
+def test_stillness_is_shown_after_a_minute_and_at_each_doubling_and_not_of_a_learner_at_work():
+    console, _, new = filled("quiet")
+    told = []
+    for seconds in range(60, 1000, 5):
+        console.stillness(Stillness(3, "score", float(seconds), 0.0, None), "nothing happened")
+        told += [seconds for line in new().splitlines() if line == "warning: nothing happened"]
+    assert told == [60, 120, 240, 480, 960]
+    console.stillness(None, "")
+    console.stillness(Stillness(4, "generate", 60.0, 0.0, None), "nothing happened again")
+    assert new() == "warning: nothing happened again\n"
+    console.stillness(Stillness(5, "learn", 600.0, 0.0, None), "it is learning")
+    assert new() == ""
 
 
 def test_live_mode_shows_the_batch_and_has_no_heartbeat():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.errors import AccuracyUnknown, EngineError, NothingScored, SamplingStopped
+from dapo.errors import AccuracyUnknown, EngineError, NothingScored, RunStuck, SamplingStopped
 from dapo.observe import run_lock
 from dapo.observe.commands import record_given, resume_said
 from dapo.observe.run_folder import RunFolder
@@ -18,6 +18,7 @@ from dapo.observe.run_lock import is_held
 from dapo.observe.sentences import PARTIAL, stop_said
 from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
 from dapo.types.evidence import (
+    Awaited,
     Cause,
     ClusterLost,
     DataEnded,
@@ -28,6 +29,7 @@ from dapo.types.evidence import (
     Shares,
     SilentEvidence,
     StopEvidence,
+    StuckEvidence,
     UnscoredEvidence,
 )
 
@@ -43,6 +45,27 @@ class Clock:
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "status.json"
+
+
+def test_that_nothing_happens_stays_beside_what_the_run_does_until_something_does(path):
+    clock = Clock()
+    status = StatusWriter(path, steps=9, clock=clock)
+    said = []
+    for act in (
+        lambda: status.doing("1 of 4 kept"),
+        lambda: status.stillness("nothing happened for 1 min"),
+        lambda: status.doing("2 of 4 kept"),
+        lambda: status.stillness(""),
+        lambda: status.stillness("nothing happened for 1 min"),
+        lambda: status.step(1),
+        lambda: status.doing("0 of 4 kept"),
+    ):
+        clock.now += 2.0
+        act()
+        said.append(read_status(path).doing)
+    still = "nothing happened for 1 min"
+    beside = ["1 of 4 kept", f"1 of 4 kept; {still}", f"2 of 4 kept; {still}"]
+    assert said == [*beside, "2 of 4 kept", f"2 of 4 kept; {still}", "", "0 of 4 kept"]
 
 
 def test_a_run_says_how_it_stands_at_most_once_a_second(path):
@@ -97,6 +120,7 @@ UNFILLED = StopEvidence(
     Cause.SOLVED,
     Example("6 + 7", "13", "12", 0.0),
 )
+STUCK = StuckEvidence(2, 3, 4, 1, Awaited(scored=4, effect_at=32, clock=30))
 SILENT = SilentEvidence({"held out": "timeout"}, engine=False)
 
 
@@ -110,6 +134,7 @@ SILENT = SilentEvidence({"held out": "timeout"}, engine=False)
             "unfilled",
             "step 3: full of\nhopeless prompts",
         ),
+        (RunStuck(STUCK, "step 2 cannot go on"), "failed", "RunStuck: step 2 cannot go on"),
         (KeyboardInterrupt(), "interrupted", "left at once"),
         (EngineError("gone\n\n  for good \ud800"), "failed", "EngineError: gone for good \ufffd"),
         (SystemExit(3), "failed", "SystemExit: 3"),
