@@ -149,16 +149,16 @@ def without_decided(choices: Sequence[Choice]) -> Iterator[Choice]:
 
 
 def broken(run: Path, staleness: int) -> list[str]:
-    """Return what must not be in a run's folder, one line each."""
-    rows = read_jsonl(run / "metrics.jsonl")
-    return [*wrong_steps(rows), *open_accounts(rows[-1]), *too_old(rows, staleness), *ended_twice(run / "rollouts")]
+    """Return what must not be in a run's folder, one line each. An evaluation may have a line of metrics of its own."""
+    rows = [row for row in read_jsonl(run / "metrics.jsonl") if "total/groups/dispatched" in row and row["step"]]
+    accounts = open_accounts(rows[-1]) if rows else []
+    return [*wrong_steps(rows), *accounts, *too_old(rows, staleness), *ended_twice(run / "rollouts")]
 
 
 def wrong_steps(rows: Sequence[Record]) -> Iterator[str]:
-    """Yield the steps that were recorded twice or not at all. An evaluation may have a line of its own."""
-    steps = [row["step"] for row in rows if "total/groups/dispatched" in row and row["step"]]
-    counted = Counter(steps)
-    for step in range(1, max(steps, default=0) + 1):
+    """Yield the steps that were recorded twice or not at all."""
+    counted = Counter(row["step"] for row in rows)
+    for step in range(1, max(counted, default=0) + 1):
         if counted[step] != 1:
             yield f"step {step} is recorded {counted[step]} times"
 
