@@ -95,7 +95,7 @@ class StatusWriter:
                 self._update(replace(self.status, doing=self._said()))
 
     def stillness(self, line: str) -> None:
-        """Note that nothing moves, in one line; "": something does again. Written at once: no later write may follow."""
+        """Note that nothing moves, in one line; "": something does again. Written at once: a later write may be far."""
         with self._lock:
             self._still = line
             self.status = replace(self.status, doing=self._said(), updated=self._clock())
