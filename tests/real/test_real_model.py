@@ -39,7 +39,7 @@ data:
   prompt: chat
   few_shot: [{{problem: "What is 12 + 5?", response: "12 + 5 = 17"}}]
   max_prompt_tokens: 96
-rewards: [{{name: accuracy, kind: exact, pattern: '(-?\\d+)'}}]
+rewards: [{{name: accuracy, kind: last_number}}]
 rollout: {{prompts_per_step: 2, group_size: 6, max_response_tokens: 12}}
 algorithm: {{overlong_filtering: false, overlong_punishment: {{cache_length: 4}}}}
 learner: {{learning_rate: 1.0e-5, minibatch_prompts: 1, warmup: 0, microbatch_tokens: 1024}}
@@ -143,7 +143,7 @@ def test_log_probabilities_are_those_of_plain_transformers(model, dtype, most):
     loaded = load_model(model, dtype=dtype, device="cpu", attention_mode="packed")
     learner = LearnerHere(loaded, clip_objective(low=0.2, high=0.28), schema.LearnerSection(), 1.0)
     rows = make_rows(loaded.tokenizer)
-    found = learner.logprobs(rows)
+    found = learner.logprobs(rows).result()
     plain = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
         for row, logprobs in zip(rows, found, strict=True):
