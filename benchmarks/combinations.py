@@ -19,9 +19,10 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -209,22 +210,38 @@ EPISODES: list[Choice] = [
     (1.0, each("environment.kind", "benchmarks.combinations_games:tries", "benchmarks.combinations_games:Counting")),
     (1.0, [["environment.max_turns=3", "environment.max_turn_tokens=6", "environment.workers=1"]]),
     (1.0, each("environment.lag", 0, 2, 16)),
-    (0.35, [["environment.rows=turns", "data.prompt=chat", f"data.chat_template={TEMPLATE}"]]),
+    # A sequence-wise loss or correction needs all turns of an episode in one pass.
+    (
+        0.35,
+        [
+            [
+                "environment.rows=turns",
+                "data.prompt=chat",
+                f"data.chat_template={TEMPLATE}",
+                "learner.microbatch_tokens=200",
+            ]
+        ],
+    ),
 ]
 
 
 def drawn(chance: random.Random) -> list[str]:
     """Return overrides that a recipe accepts together."""
-    overrides = list(taken(CHOICES + (EPISODES if chance.random() < 0.35 else REWARDS), chance))
-    while overrides:
+    return accepted(taken(CHOICES + (EPISODES if chance.random() < 0.35 else REWARDS), chance), chance)
+
+
+def accepted(overrides: Iterable[str], chance: random.Random, kept: Sequence[str] = ()) -> list[str]:
+    """Return the overrides that a recipe accepts together, and beside those that are kept in any case."""
+    left = list(overrides)
+    while left:
         try:
-            load_recipe("quickstart", [*COMMON, *overrides])
+            load_recipe("quickstart", [*COMMON, *kept, *left])
         except RecipeError as error:
-            named = [one for one in overrides if one.split("=")[0] in str(error)]
-            overrides.remove(chance.choice(named or overrides))
+            named = [one for one in left if one.split("=")[0] in str(error)]
+            left.remove(chance.choice(named or left))
         else:
             break
-    return overrides
+    return left
 
 
 def taken(choices: Sequence[Choice], chance: random.Random) -> Iterator[str]:
@@ -258,7 +275,12 @@ def differences(whole: Path, cut: Path) -> list[str]:
     """Return what differs between the two runs, and where the account does not close, one line each."""
     rows = [read_metrics(run / "metrics.jsonl") for run in (whole, cut)]
     found = [str(one) for one in compare_rows(*rows) + compare_rollouts(whole, cut) + compare_weights(whole, cut)]
-    last = rows[0][-1]
+    return found + open_accounts(rows[0][-1])
+
+
+def open_accounts(last: Mapping[str, Any]) -> list[str]:
+    """Return a line for groups and for tokens whose account does not close in a run's last row of metrics."""
+    found: list[str] = []
     if not last["step"]:  # the data ended before the first step: there is no account
         return found
     for what, held, every, ends in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -37,3 +38,12 @@ class Counting:
 
     def restore(self, state: dict[str, int]) -> None:
         self.turns, self.last = state["turns"], state["last"]
+
+
+def thinks(prompt: Any, rng: random.Random) -> Generator[str, Any, dict[str, float]]:
+    """Take up to a third of a second for each of two replies."""
+    turn = yield ""
+    for _ in range(2):
+        time.sleep(rng.random() / 3)
+        turn = yield rng.choice(["+1", "-1 =", "?"])
+    return {"accuracy": float(turn.text.strip()[-1:] in tuple("02468"))}

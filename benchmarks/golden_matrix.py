@@ -140,8 +140,19 @@ class Runner:
             text=True,
         )
 
-    def run(self, words: Sequence[str], output: Path, limit: float = LIMIT) -> int | None:
-        """Return the exit code of `dapo WORDS`, or None if it took longer than ``limit`` seconds and was killed."""
+    @property
+    def process(self) -> int:
+        """The process that has done the imports, of which each command is a child."""
+        return self._warm.pid
+
+    def run(
+        self, words: Sequence[str], output: Path, limit: float = LIMIT, sent: tuple[float, int] | None = None
+    ) -> int | None:
+        """Return the exit code of `dapo WORDS`, or None if it took longer than ``limit`` seconds and was killed.
+
+        Args:
+            sent: seconds and the number of a signal that the command gets then, without the processes it started.
+        """
         assert self._warm.stdin is not None
         assert self._warm.stdout is not None
         print(json.dumps([list(words), str(output)]), file=self._warm.stdin, flush=True)
@@ -152,10 +163,14 @@ class Runner:
             late.set()
             os.killpg(child, signal.SIGKILL)
 
-        timer = threading.Timer(limit, kill)
-        timer.start()
+        timers = [threading.Timer(limit, kill)]
+        if sent is not None:
+            timers.append(threading.Timer(sent[0], os.kill, [child, sent[1]]))
+        for timer in timers:
+            timer.start()
         code = int(self._warm.stdout.readline())
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
         return None if late.is_set() else code
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import threading
@@ -40,17 +41,26 @@ FAILURES = ("500", "503", "nonsense", "connection")
 
 
 class Judge(ThreadingHTTPServer):
-    """Score responses: 1.0 for the right total, and the opposite for a share ``errs`` of the responses."""
+    """Score responses: 1.0 for the right total, and the opposite for a share ``errs`` of the responses.
+
+    ``away`` seconds after ``leaves`` seconds from the first request, it ends each connection without an answer.
+    """
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, latency: float, failures: float, errs: float) -> None:
+    def __init__(self, latency: float, failures: float, errs: float, leaves: float, away: float) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.latency, self.failures, self.errs = latency, failures, errs
+        self.leaves, self.away, self.first = leaves, away, math.inf
         self.chance, self.lock = random.Random(1), threading.Lock()
         self.seen: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()  # questions that were answered
+
+    def is_away(self) -> bool:
+        now = time.monotonic()
+        self.first = min(self.first, now)
+        return self.leaves <= now - self.first < self.leaves + self.away
 
     def score(self, prompt: str, response: str, answer: str) -> float:
         right = response.rpartition("=")[2].strip() == answer
@@ -70,6 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         with judge.lock:
             fails = judge.chance.random() < judge.failures
             what = judge.chance.choice(FAILURES) if fails else "answered"
+            what = "connection" if judge.is_away() else what
             judge.seen[what] += 1
         time.sleep(judge.latency)
         if what == "connection":
@@ -90,8 +101,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(latency: float = 0.0, failures: float = 0.0, errs: float = 0.0) -> Iterator[Judge]:
-    judge = Judge(latency, failures, errs)
+def serving(
+    latency: float = 0.0, failures: float = 0.0, errs: float = 0.0, leaves: float = 0.0, away: float = 0.0
+) -> Iterator[Judge]:
+    judge = Judge(latency, failures, errs, leaves, away)
     threading.Thread(target=judge.serve_forever, daemon=True).start()
     try:
         yield judge

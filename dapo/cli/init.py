@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from errno import ENAMETOOLONG
@@ -168,10 +169,16 @@ def _machine(wanted: Wanted) -> _Machine:
         if properties is not None:
             said = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     parameters = positions = None
-    if Path(wanted.model).is_dir():
+    from dapo.models.cached import cache_folder
+    from dapo.models.gguf_file import dequantised, is_gguf
+
+    folder: str | Path = wanted.model
+    if is_gguf(wanted.model):
+        folder = dequantised(wanted.model, cache_folder(), lambda note: print(note, file=sys.stderr, flush=True))
+    if Path(folder).is_dir():
         from dapo.models.facts import read_facts
 
-        facts = read_facts(wanted.model, "float32")
+        facts = read_facts(str(folder), "float32")
         parameters, positions = facts.parameters, facts.positions
         said += f"; the model has {parameters / 1e6:,.1f} million parameters"
     elif wanted.model.startswith(("/", "./", "../", "~")):

@@ -95,10 +95,11 @@ class StatusWriter:
                 self._update(replace(self.status, doing=self._said()))
 
     def stillness(self, line: str) -> None:
-        """Note that nothing moves, in one line; "": something does again."""
+        """Note that nothing moves, in one line; "": something does again. Written at once: a later write may be far."""
         with self._lock:
             self._still = line
-            self._update(replace(self.status, doing=self._said()))
+            self.status = replace(self.status, doing=self._said(), updated=self._clock())
+            self._write()
 
     def _said(self) -> str:
         return "; ".join(said for said in (self._doing, self._still) if said)

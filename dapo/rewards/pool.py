@@ -2,7 +2,8 @@
 
 One thread, no callbacks: all progress on the driver's side happens inside ``submit`` and ``poll``, and none of it waits
 for a worker that does not read or write. A worker holds one batch at a time and answers item by item, so when it hangs
-or dies, the item it was at is known: that one failed, those after it go to the next worker.
+or dies, the item it was at is known: that one failed, those after it go to the next worker. An item whose worker was
+killed from outside is tried once more: it may have had nothing to do with it.
 
 ``dapo.processes.workers`` starts and ends the processes.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from dapo.errors import RewardError
 from dapo.processes.guarded import GuardedProcess
 from dapo.processes.wire import WireError
-from dapo.processes.workers import ENDED, START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
+from dapo.processes.workers import ENDED, MOST_ENDS, OUTSIDE, START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
 from dapo.rewards.function import read_values
 from dapo.rewards.judges import Outcome, Verifier
 from dapo.rewards.messages import Began, Failed, Judged, Message, Ready, Warming, read_messages
@@ -44,6 +45,7 @@ class _Item:
     verifier: int
     seconds: float  # time limit
     question: Question
+    again: bool = False  # its worker was killed, and it is tried once more
 
 
 class _Worker(GuardedWorker):
@@ -172,6 +174,7 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
                         raise WireError(str(error)) from None
                 worker.batch.popleft()
                 worker.digest = None
+                self._ends = 0
                 self._answers.append(Finished(item, outcome, message.answer))
                 # The next item began when this one ended, which may have been a while ago, and never in the future.
                 ended = max(worker.since, min(message.time, time.monotonic()))
@@ -217,8 +220,13 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
             self._queue.extendleft(reversed(worker.batch))
             return
         if worker.ready:
+            self._ends += 1
             if worker.batch:
-                self._fail(worker.batch.popleft(), reason, worker.digest)
+                item = worker.batch[0]
+                if exit_code in OUTSIDE and not item.again and self._ends < MOST_ENDS:
+                    item.again = True
+                else:
+                    self._fail(worker.batch.popleft(), reason, worker.digest)
             self._queue.extendleft(reversed(worker.batch))
             return
         self._failed_starts += 1

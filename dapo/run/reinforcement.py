@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.config.check_data import ENVIRONMENT, source_name
 from dapo.config.deployment import engine_kind, is_by_the_clock, keeps_8_bits
-from dapo.config.schema import Recipe
+from dapo.config.schema import Model, Recipe
 from dapo.config.secrets import redact
 from dapo.data.load import PreparedData, prepare
 from dapo.data.mixture import MixtureStream
@@ -47,7 +47,15 @@ from dapo.run.given import (
     make_stream_of,
 )
 from dapo.run.learners import without_adapter
-from dapo.run.model import check_model, check_model_path, facts_without_weights, make_facts, make_model, make_tokenizer
+from dapo.run.model import (
+    check_model,
+    check_model_path,
+    facts_without_weights,
+    make_facts,
+    make_model,
+    make_tokenizer,
+    with_folder,
+)
 from dapo.run.places import open_places
 from dapo.run.sampling import make_sampling, make_validation_sampling, stop_tokens
 from dapo.run.session import Session
@@ -225,6 +233,7 @@ def reward_session(
     given = given.with_named(recipe)
     deployment = deployment_of(recipe, engine_given=given.engine is not None, training=training)
     _check_here(recipe, deployment)
+    on_disk = with_folder(recipe, console.say).model  # the recipe keeps what was given: a resume compares it
     with ExitStack() as undo:  # what is there already, if something after it cannot be made
         if given.scorer is None:
             own = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
@@ -232,7 +241,7 @@ def reward_session(
             if own.sandbox is not None:
                 console.say(own.sandbox)
             scorer: Scorer = own
-        tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
+        tokenizer = make_tokenizer(on_disk, recipe.data.chat_template)
         texts = make_texts(recipe, tokenizer)
         printed = None if folder is None else folder / "environment.txt"
         playing = start_environment(recipe, tokenizer, workers=worker_count(recipe), output=printed)
@@ -242,7 +251,7 @@ def reward_session(
                 console.say(playing.sandbox)
             for note in playing.notes:
                 console.warn(note)
-        data = _prepared(recipe, tokenizer, console, training, playing)
+        data = _prepared(recipe, on_disk, tokenizer, console, training, playing)
         context = Context(recipe, tokenizer, data.train, folder)
         if given.scorer is not None:
             scorer = make_scorer_of(given.scorer, context)
@@ -255,7 +264,7 @@ def reward_session(
             if playing is not None:
                 playing = playing.moved(recipe, places.transport(folder), deployment.environment_hosts, printed)
                 undo.callback(playing.pool.close)
-        loaded, facts = _model_of(recipe, deployment, console)
+        loaded, facts = _model_of(recipe.model_copy(update={"model": on_disk}), deployment, console)
         check_fits(recipe, facts, data, training=training)
         exchange = make_exchange(recipe, deployment, facts, folder, places)
         undo.callback(exchange.close)
@@ -332,7 +341,7 @@ def check_end_of_turn(recipe: Recipe, playing: Playing, facts: ModelFacts) -> No
 
 
 def _prepared(
-    recipe: Recipe, tokenizer: Any, console: Console, training: bool, playing: Playing | None
+    recipe: Recipe, model: Model, tokenizer: Any, console: Console, training: bool, playing: Playing | None
 ) -> PreparedData:
     """Read the data, and print what became of each source and the first prompt.
 
@@ -343,8 +352,8 @@ def _prepared(
         console.say(line)
     for warning in unknown_in_prompts(data, tokenizer) if training else ():
         console.warn(warning)
-    if not is_builtin(recipe.model.path):
-        check_fits(recipe, facts_without_weights(recipe.model, tokenizer), data, training=training)
+    if not is_builtin(model.path):
+        check_fits(recipe, facts_without_weights(model, tokenizer), data, training=training)
     return data
 
 

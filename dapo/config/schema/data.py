@@ -92,7 +92,8 @@ class Data(Section, resume="fixed"):
     train: list[TrainSource] = Field(min_length=1)
     """Where training problems come from."""
     validation: list[DataSource] = Field(default_factory=list)
-    """Held-out sets. Problems that are also in the training data are taken out of training, and counted."""
+    """Held-out sets. Problems that are also in the training data are taken out of training, counted, and
+    shown with both texts. Two texts are one problem if their letters, digits and signs of arithmetic are."""
     stream: Hook | None = None
     """Your own order of the training prompts, ``package.module:Class``, called with the run's context
     (docs/extending.md). ``shuffle``, ``epochs``, ``curriculum`` and the weights of sources are then not read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -118,10 +119,11 @@ def test_commands_run_by_the_package_of_their_tree_one_after_the_other(matrix, t
     try:
         assert [runner.run([str(code), "x"], output) for code in (3, 0)] == [3, 0]
         assert runner.run(["hang"], output, limit=0.5) is None
-        assert runner.run(["4"], output) == 4
+        assert runner.run(["hang"], output, sent=(0.5, signal.SIGTERM)) == -signal.SIGTERM
+        assert runner.run(["4"], output, sent=(60.0, signal.SIGTERM)) == 4
     finally:
         runner.close()
-    assert output.read_text().splitlines() == [f"{tmp_path} {words}" for words in ("3 x", "0 x", "hang", "4")]
+    assert output.read_text().splitlines() == [f"{tmp_path} {words}" for words in ("3 x", "0 x", "hang", "hang", "4")]
 
 
 def test_a_base_run_is_kept_for_its_overrides_and_inputs(matrix, tmp_path, monkeypatch):

@@ -68,6 +68,17 @@ def test_that_nothing_happens_stays_beside_what_the_run_does_until_something_doe
     assert said == [*beside, "2 of 4 kept", f"2 of 4 kept; {still}", "", "0 of 4 kept"]
 
 
+def test_that_something_happens_again_is_written_at_once_since_no_further_write_may_come_for_long(path):
+    clock = Clock()
+    status = StatusWriter(path, steps=9, clock=clock)
+    clock.now += 2.0
+    status.stillness("nothing happened for 1 min")
+    clock.now += 2.0
+    status.doing("2 of 4 kept")
+    status.stillness("")
+    assert read_status(path).doing == "2 of 4 kept"
+
+
 def test_a_run_says_how_it_stands_at_most_once_a_second(path):
     clock = Clock()
     status = StatusWriter(path, steps=9, clock=clock)
