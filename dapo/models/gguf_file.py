@@ -206,8 +206,10 @@ def _mark_ends(model: Any, tokenizer: Any, said: dict[str, Any]) -> None:
 
 
 def _drop_unknown(file: Path, count: int) -> None:
-    """Take out of a tokenizer what the GGUF file, with its ``count`` tokens, does not have: classes of transformers
-    add special tokens of their own, which may have no row in the embedding."""
+    """Take out of a tokenizer what is not among the ``count`` tokens of the GGUF file.
+
+    Classes of transformers add special tokens of their own, which may have no row in the embedding.
+    """
     content = json.loads(file.read_text(encoding="utf-8"))
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < count]
     file.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")

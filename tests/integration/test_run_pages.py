@@ -41,7 +41,6 @@ SESSIONS = [
     "howto_thinking",
     "howto_flat_reward",
     "howto_batch",
-    "chat_model",
     "cli",
     "run_folder",
     "adapters",
@@ -57,6 +56,7 @@ ELSEWHERE = {
     "hooks": "unit/algorithms/test_algorithms_docs.py",
     "howto_judges": "integration/test_run_pages.py",
     "howto_tools": "integration/test_run_pages.py",
+    "chat_model": "real/test_real_page.py",
     "import": "unit/importing/test_importing_page.py",
 }
 

