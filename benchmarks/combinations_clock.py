@@ -50,7 +50,7 @@ from soak import MARKER, Family
 from dapo.models.builtin import ensure_builtin_model
 from dapo.observe.jsonl import Record, read_jsonl
 from dapo.observe.rollouts import read_rollouts
-from dapo.observe.status import read_status
+from dapo.observe.status import RunStatus, read_status
 
 EARLY, LATE = 10.0, 1.5
 """Most seconds until a signal: from the begin of a command that comes no further, or from its last awaited step."""
@@ -59,8 +59,8 @@ LAST = 20.0
 LOOK = 1.0
 """Seconds between two looks at the processes of a run."""
 FINE = ("ended", "unfilled", "refused")
-STOPPED = (143, -signal.SIGTERM)
-"""Exit codes after SIGTERM; the second: it came before the command listened."""
+STOPPED = (130, 143, -signal.SIGTERM)
+"""Exit codes after SIGTERM: saved after a step, ended before the first step, and ended before the command listened."""
 KILLED = -signal.SIGKILL
 DECIDES = ("rollout.max_staleness", "rollout.overlap_turns", "rollout.engine", "rollout.turn_steps", "rollout.slots")
 """Settings that are drawn here, and not as ``combinations.py`` does."""
@@ -225,15 +225,19 @@ def ended_twice(rollouts: Path) -> Iterator[str]:
             yield f"response {sample} of group {group} ended {len(found)} times: {', '.join(found)}"
 
 
-def badly_stopped(code: int, run: Path) -> list[str]:
-    """Return what is wrong with a command that got SIGTERM and ended with ``code``; [] if it had ended before."""
-    status = read_status(run / "status.json")
+def badly_stopped(code: int, before: RunStatus | None, after: RunStatus | None) -> list[str]:
+    """Return what is wrong with a command that got SIGTERM and ended with ``code``; [] if it had ended before.
+
+    Args:
+        before: the status that the command found.
+        after: the status that it left; the same where it ended before it wrote one.
+    """
     if code == 0:
         return []
     if code not in STOPPED:
         return [f"SIGTERM ended the command with code {code}"]
-    if status is not None and status.state not in ("interrupted", "finished"):
-        return [f"after SIGTERM the status says {status.state}"]
+    if after is not None and after != before and after.state not in ("interrupted", "finished"):
+        return [f"after SIGTERM the status says {after.state}"]
     return []
 
 
@@ -280,7 +284,7 @@ def train(
     """Train with the signals on the way, and resume; return what became of it in a word, and lines for a person."""
     log = run.with_suffix(".txt")
     for sent in [*one.signals, None]:
-        resumes = any((run / "checkpoints").glob("step_*"))
+        before, resumes = status_of(run), any((run / "checkpoints").glob("step_*"))
         if not resumes:
             shutil.rmtree(run, ignore_errors=True)
         with processes.watched(), sent.to(run) if sent is not None else nullcontext() as begun:
@@ -291,22 +295,30 @@ def train(
             return "broken", [f"processes {left} are left after a command that ended with {code}"]
         if code == REFUSED:
             return "refused", output_end(log)
-        if sent is not None and sent.number == signal.SIGTERM and (found := badly_stopped(code, run)):
+        if (
+            sent is not None
+            and sent.number == signal.SIGTERM
+            and (found := badly_stopped(code, before, status_of(run)))
+        ):
             return "broken", [*found, *output_end(log)]
         if code not in (KILLED, *STOPPED):
             break
     if code == 0:
         found = broken(run, one.staleness)
         return ("broken" if found else "ended"), found
-    status = read_status(run / "status.json")
+    status = status_of(run)
     if status is not None and status.state == "unfilled" and status.said:
         return "unfilled", [status.said]
     return "failed", [f"exit code {code}", *output_end(log)]
 
 
+def status_of(run: Path) -> RunStatus | None:
+    return read_status(run / "status.json")
+
+
 def said(run: Path) -> str:
     """Return what the status of a run says it does."""
-    status = read_status(run / "status.json")
+    status = status_of(run)
     return "no status" if status is None else f"status {status.state}, step {status.step}: {status.doing}"
 
 

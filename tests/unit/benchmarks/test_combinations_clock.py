@@ -130,18 +130,25 @@ def test_a_response_that_ends_twice_is_seen(clock, tmp_path, row, seen):
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "fine"),
+    ("code", "before", "after", "fine"),
     [
-        (143, "interrupted", True),
-        (0, "finished", True),
-        (143, "running", False),
-        (143, "failed", False),
-        (1, "interrupted", False),
+        (130, None, "interrupted", True),
+        (143, None, "interrupted", True),
+        (143, None, None, True),
+        (143, "running", "running", True),  # SIGKILL ended the command before, and this one ended before it began
+        (0, None, "finished", True),
+        (130, None, "running", False),
+        (143, None, "failed", False),
+        (1, None, "interrupted", False),
     ],
 )
-def test_a_stop_ends_the_command_and_is_said(clock, tmp_path, code, status, fine):
-    write_run(tmp_path, status=status)
-    assert (clock.badly_stopped(code, tmp_path) == []) == fine
+def test_a_stop_ends_the_command_and_is_said(clock, tmp_path, code, before, after, fine):
+    found = []
+    for state in (before, after):
+        if state is not None:
+            write_status(tmp_path, state)
+        found.append(clock.status_of(tmp_path))
+    assert (clock.badly_stopped(code, *found) == []) == fine
 
 
 class Scripted:
