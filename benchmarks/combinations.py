@@ -210,7 +210,18 @@ EPISODES: list[Choice] = [
     (1.0, each("environment.kind", "benchmarks.combinations_games:tries", "benchmarks.combinations_games:Counting")),
     (1.0, [["environment.max_turns=3", "environment.max_turn_tokens=6", "environment.workers=1"]]),
     (1.0, each("environment.lag", 0, 2, 16)),
-    (0.35, [["environment.rows=turns", "data.prompt=chat", f"data.chat_template={TEMPLATE}"]]),
+    # A sequence-wise loss or correction needs all turns of an episode in one pass.
+    (
+        0.35,
+        [
+            [
+                "environment.rows=turns",
+                "data.prompt=chat",
+                f"data.chat_template={TEMPLATE}",
+                "learner.microbatch_tokens=200",
+            ]
+        ],
+    ),
 ]
 
 

@@ -1,17 +1,25 @@
-"""POST JSON over HTTP with the standard library. Redirects are not followed: they would carry a key elsewhere."""
+"""HTTP requests that end: one asynchronous client for judges, HTTP sandboxes and vLLM servers.
+
+A time limit bounds the whole request: the connection, the head of the answer, and its body, also where a server sends
+a byte now and then. An answer's size is bounded, too. Redirects are not followed: they would carry a key elsewhere.
+"""
 
 from __future__ import annotations
 
-import http.client
-import json
+import asyncio
 import os
-import time
-import urllib.error
-import urllib.request
-from typing import Any, NoReturn
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 _CHUNK = 1 << 16
 _SAID = 300  # characters of an error's body that a message shows
+_CONNECT_SECONDS = 30.0
+_BODY_SECONDS = 60.0  # for the body of an answer that was waited for without a limit
+_T = TypeVar("_T")
 
 
 class HttpError(Exception):
@@ -28,58 +36,189 @@ class HttpError(Exception):
         self.status, self.wait = status, wait
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered; of an error perhaps a part of the body."""
+
+    status: int
+    reason: str
+    wait: float | None  # seconds that it asks to wait for
+    body: bytes
 
 
-_opener = urllib.request.OpenerDirector()
-for _handler in (
-    urllib.request.ProxyHandler,
-    urllib.request.HTTPHandler,
-    urllib.request.HTTPSHandler,
-    urllib.request.HTTPDefaultErrorHandler,
-    urllib.request.HTTPErrorProcessor,
-    _NoRedirects,
-):
-    _opener.add_handler(_handler())
-
-
-def post(url: str, body: Any, timeout: float, key: str | None = None, *, limit: int = 16 << 20) -> bytes:
-    """Return the body of the answer to a POST of JSON.
+class Client:
+    """Sends requests from one asyncio loop.
 
     Args:
-        url: http or https.
-        body: what is sent, as JSON.
-        timeout: seconds until all of the answer has come.
         key: sent as a bearer token. It is in no message of an error.
-        limit: bytes of an answer.
+        idle: seconds for which a connection is kept for the next request; 0: each request has its own.
+        proxies: whether the proxies of the environment are used.
+    """
+
+    def __init__(self, key: str | None = None, *, idle: float = 0.0, proxies: bool = True) -> None:
+        """See the class."""
+        self._key, self._idle, self._proxies = key, idle, proxies
+        self._session: Any = None
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        limit: int = 16 << 20,
+    ) -> Answer:
+        """Send one request.
+
+        Args:
+            method: ``GET`` or ``POST``.
+            url: http or https.
+            body: sent as JSON; None: nothing is.
+            query: behind the path.
+            timeout: seconds until all of the answer has come; None: its head may take for ever, its body a minute.
+            limit: bytes of an answer.
+
+        Raises:
+            HttpError: there is no whole answer in time, or it is too long. Of an error's body what came is enough.
+        """
+        import aiohttp
+
+        session = self._open(aiohttp)
+        received, status, reason, wait = bytearray(), None, "", None
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                session.request(
+                    method, url, json=body, params=query, proxy=self._proxy(url), allow_redirects=False
+                ) as answer,
+            ):
+                status, reason, wait = int(answer.status), str(answer.reason or ""), _wait(answer.headers)
+                async with asyncio.timeout(_BODY_SECONDS if timeout is None else None):
+                    async for piece in answer.content.iter_chunked(_CHUNK):
+                        received += piece
+                        if len(received) > limit:
+                            raise HttpError(f"the answer is larger than {limit} bytes", status)
+                        if status >= 400 and len(received) >= _CHUNK:
+                            break
+        except TimeoutError:
+            if status is None or status < 400:
+                within = "" if timeout is None else f" within {timeout:g} s"
+                raise HttpError(f"no {'whole ' if status else ''}answer{within}") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise HttpError(self._without_key(_said(error))) from None
+        return Answer(status, reason, wait, bytes(received))
+
+    async def post(self, url: str, body: Any, timeout: float, *, limit: int = 16 << 20) -> bytes:
+        """Return the body of the answer to a POST of JSON.
+
+        Raises:
+            HttpError: see ``send``; or the answer is an error.
+        """
+        answer = await self.send("POST", url, body=body, timeout=timeout, limit=limit)
+        if 200 <= answer.status < 300:
+            return answer.body
+        said = " ".join(answer.body.decode("utf-8", "replace").split())[:_SAID]
+        message = f"{answer.status} {answer.reason} {said}".strip()
+        raise HttpError(self._without_key(message), answer.status, answer.wait)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self, aiohttp: Any) -> Any:
+        """Return the session, which belongs to the running loop."""
+        if self._session is None:
+            kept = {"keepalive_timeout": self._idle} if self._idle else {"force_close": True}
+            # A small answer that unpacks to a large one is refused by not unpacking any.
+            headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+            if self._key is not None:
+                headers["Authorization"] = f"Bearer {self._key}"
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, **kept),
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            )
+        return self._session
+
+    def _proxy(self, url: str) -> str | None:
+        """Return the address of the proxy that the environment names for a server."""
+        parts = urlsplit(url)
+        if not self._proxies or proxy_bypass(parts.netloc.rpartition("@")[2]):
+            return None
+        return getproxies().get(parts.scheme)
+
+    def _without_key(self, text: str) -> str:
+        """Return a message without the key, which a service may repeat."""
+        return text.replace(self._key, "<key>") if self._key else text
+
+
+class Background:
+    """An asyncio loop in a daemon thread.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        """See the class."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._loop.is_closed()
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine in the thread and wait for what it returns."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def do_soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread, without waiting."""
+        self._loop.call_soon_threadsafe(function)
+
+    def stop(self) -> None:
+        """End the thread; its tasks are forgotten where they are."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def in_a_thread(function: Callable[..., _T], *arguments: Any, seconds: float) -> _T:
+    """Return what a function returns, called in a daemon thread of its own, which is left behind where it hangs.
 
     Raises:
-        HttpError: there is no answer, it is an error, or it is too long.
+        TimeoutError: it has not returned after ``seconds``.
+        Exception: what the function raised.
     """
-    until = time.monotonic() + timeout
-    headers = {"Content-Type": "application/json", "Accept": "application/json"}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    try:
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
-        with _opener.open(request, timeout=timeout) as answer:
-            data = bytearray()
-            while part := answer.read1(_CHUNK):
-                data += part
-                if len(data) > limit:
-                    raise HttpError(f"an answer of more than {limit} bytes", answer.status)
-                if time.monotonic() > until:
-                    raise HttpError(f"no whole answer within {timeout:g} s")
-            return bytes(data)
-    except urllib.error.HTTPError as error:
-        with error:
-            _refuse(error, key)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        text = str(reason) or type(reason).__name__
-        raise HttpError(_without(text, key)) from None
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(set_result: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            set_result(value)
+
+    def run() -> None:
+        try:
+            done: tuple[Callable[[Any], None], Any] = (future.set_result, function(*arguments))
+        except BaseException as error:
+            done = (future.set_exception, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *done)
+
+    threading.Thread(target=run, name="reading", daemon=True).start()
+    return await asyncio.wait_for(future, seconds)
 
 
 def read_key(variable: str, setting: str, service: str) -> str:
@@ -107,17 +246,13 @@ def read_key(variable: str, setting: str, service: str) -> str:
     return key
 
 
-def _refuse(error: urllib.error.HTTPError, key: str | None) -> NoReturn:
-    try:
-        said = error.read(_CHUNK).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
-        said = ""
-    wait = error.headers.get("Retry-After", "") if error.headers is not None else ""
-    said = " ".join(said.split())[:_SAID]
-    seconds = float(wait) if wait.isascii() and wait.isdigit() else None
-    raise HttpError(_without(f"{error.code} {error.reason} {said}".strip(), key), error.code, seconds) from None
+def _said(error: Exception) -> str:
+    """Return an error's words; of a connection that was not made the system's, such as "Connection refused"."""
+    number = error.errno if isinstance(error, OSError) else None
+    words = str(error) or type(error).__name__
+    return f"{os.strerror(number)}: {words}" if number is not None and number > 0 else words
 
 
-def _without(text: str, key: str | None) -> str:
-    """Return a message without the key, which a service may repeat."""
-    return text.replace(key, "<key>") if key else text
+def _wait(headers: Mapping[str, str]) -> float | None:
+    said = headers.get("Retry-After", "")
+    return float(said) if said.isascii() and said.isdigit() else None

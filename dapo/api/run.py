@@ -163,9 +163,9 @@ class Run:
     def tokenizer(self) -> Any:
         """Return the tokenizer that training used."""
         from dapo.config.load import load_recipe
-        from dapo.run.model import make_tokenizer
+        from dapo.run.model import make_tokenizer, with_folder
 
-        recipe = load_recipe(self._folder.resolved_recipe, of_a_run=True).recipe
+        recipe = with_folder(load_recipe(self._folder.resolved_recipe, of_a_run=True).recipe, lambda note: None)
         return make_tokenizer(recipe.model, recipe.data.chat_template)
 
     def export(self, out: str | Path, step: int | None = None) -> Path:

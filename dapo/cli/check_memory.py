@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -69,10 +70,11 @@ def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
     from dapo.models.builtin import is_builtin
     from dapo.models.facts import read_facts
     from dapo.models.tiny import make_tiny_model
-    from dapo.run.model import check_model_path, make_tokenizer
+    from dapo.run.model import check_model_path, make_tokenizer, with_folder
 
+    check_model_path(recipe.model.path, weights=False)
+    recipe = with_folder(recipe, lambda note: print(note, file=sys.stderr, flush=True))
     model = recipe.model
-    check_model_path(model.path, weights=False)
     tokenizer = make_tokenizer(model, recipe.data.chat_template)
     if not is_builtin(model.path):
         facts = read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)

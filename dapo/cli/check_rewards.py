@@ -13,6 +13,7 @@ from dapo.config.mixed import correct_decides, mixed_by_spread, mixed_said
 from dapo.config.schema import Reward
 from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
+from dapo.rewards.text import read_golds
 from dapo.types.batch import Completion, Key, Prompt, Score
 from dapo.types.enums import FinishReason
 
@@ -119,22 +120,29 @@ def wrong_answer(reward: Reward, prompt: Prompt, others: Sequence[Prompt]) -> st
     """
     if reward.kind == "code":
         return EARLY_EXIT
-    digits = prompt.answer.removeprefix("-")
+    gold = gold_of(reward, prompt)
+    digits = gold.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(digits) < 1000:
-        return str(int(prompt.answer) + 1)
-    return next((p.answer for p in others if p.answer and p.answer != prompt.answer), "wrong")
+        return str(int(gold) + 1)
+    golds = (gold_of(reward, p) for p in others if p.answer != prompt.answer)
+    return next((other for other in golds if other), "wrong")
 
 
 def gold_of(reward: Reward, prompt: Prompt) -> str:
-    """Return what is right: the gold answer, or the record's solution for ``kind: code``; "" where there is none."""
-    return str(prompt.extra.get(SOLUTION) or "") if reward.kind == "code" else prompt.answer
+    """Return what is right; "" where there is nothing.
+
+    That is the gold answer, the first of several, or the record's solution for ``kind: code``.
+    """
+    if reward.kind == "code":
+        return str(prompt.extra.get(SOLUTION) or "")
+    return next(iter(read_golds(prompt.answer)), "")
 
 
 def forms_of(reward: Reward, prompt: Prompt) -> tuple[str, ...]:
     """How a right answer may be written; one form alone where the reward says which."""
     if reward.kind == "code":
         return (PROGRAM,)
-    if reward.kind == "service":
+    if reward.kind in ("service", "last_number"):
         return (GOLD,)
     if reward.kind == "math":
         return (FORMS[1],)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from errno import ENAMETOOLONG
@@ -22,6 +23,7 @@ _LOOKED_AT = 50  # records
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(/\d+)?%?|\\?\$.*|.*\\(frac|sqrt|boxed|pi).*")
 _MATH_INSTRUCTION = r"Put your final answer in \boxed{}."
 _EXACT_INSTRUCTION = 'End with a line "Answer: ..." that holds the result alone.'
+_INSTRUCTIONS = {"math": _MATH_INSTRUCTION, "exact": _EXACT_INSTRUCTION}
 _TYPED = {
     "run.name": "NAME",
     "model.path": "--model",
@@ -48,7 +50,7 @@ class Wanted:
     validation: str | None = None
     problem: str | None = None  # column
     answer: str | None = None  # column
-    reward: str | None = None  # math, exact, or package.module:function
+    reward: str | None = None  # math, exact, last_number, or package.module:function
     device: str | None = None
     max_tokens: int | None = None
     steps: int = 100
@@ -167,10 +169,16 @@ def _machine(wanted: Wanted) -> _Machine:
         if properties is not None:
             said = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     parameters = positions = None
-    if Path(wanted.model).is_dir():
+    from dapo.models.cached import cache_folder
+    from dapo.models.gguf_file import dequantised, is_gguf
+
+    folder: str | Path = wanted.model
+    if is_gguf(wanted.model):
+        folder = dequantised(wanted.model, cache_folder(), lambda note: print(note, file=sys.stderr, flush=True))
+    if Path(folder).is_dir():
         from dapo.models.facts import read_facts
 
-        facts = read_facts(wanted.model, "float32")
+        facts = read_facts(str(folder), "float32")
         parameters, positions = facts.parameters, facts.positions
         said += f"; the model has {parameters / 1e6:,.1f} million parameters"
     elif wanted.model.startswith(("/", "./", "../", "~")):
@@ -202,8 +210,8 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
         ]
     lines += [f"  device: {wanted.device}"] if wanted.device not in (None, "auto") else []
     lines += _data_lines(wanted, data)
-    if reward in ("math", "exact") and not wanted.builtin:
-        instruction = _MATH_INSTRUCTION if reward == "math" else _EXACT_INSTRUCTION
+    instruction = None if wanted.builtin else _INSTRUCTIONS.get(reward)
+    if instruction is not None:
         lines += [f"  instruction: {_one(instruction)}   # appended to every problem"]
     lines += [
         f"  max_prompt_tokens: {prompt}         # longer prompts are dropped, and counted",
@@ -265,9 +273,11 @@ def _reward(reward: str, builtin: bool) -> list[str]:
         ]
     if reward == "math":
         return [r"    kind: math                    # reads the last \boxed{}, line `Answer: ...` or line `#### ...`"]
+    if reward == "last_number":
+        return ["    kind: last_number             # the last number of the response; tolerance: 0.01 allows 1 %"]
     pattern = _TOTAL_PATTERN if builtin else _EXACT_PATTERN
     return [
-        "    kind: exact                   # text equality after normalising; also: math, regex, function",
+        "    kind: exact                   # text equality after normalising; also: math, last_number, regex, function",
         f"    pattern: {_one(pattern)}",
     ]
 
@@ -291,9 +301,11 @@ def checked_reward(reward: str | None) -> str | None:
     Raises:
         RecipeError: it is none.
     """
-    if reward in (None, "math", "exact") or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", reward or ""):
+    if reward in (None, "math", "exact", "last_number") or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", reward or ""):
         return reward
-    raise RecipeError(f"--reward {reward}: expected math, exact, or a function of yours as package.module:function")
+    raise RecipeError(
+        f"--reward {reward}: expected math, exact, last_number, or a function of yours as package.module:function"
+    )
 
 
 def needs(given: Sequence[tuple[str, object]]) -> None:

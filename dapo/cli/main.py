@@ -268,7 +268,7 @@ def init(
     problem: Annotated[str | None, typer.Option(metavar="COLUMN", help="Holds the problem; default: found.")] = None,
     answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Holds the gold answer; default: found.")] = None,
     reward: Annotated[
-        str | None, typer.Option(help="math, exact, or package.module:function; default: by the answers.")
+        str | None, typer.Option(help="math, exact, last_number, or package.module:function; default: by the answers.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: what is here.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response.")] = None,

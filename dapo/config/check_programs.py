@@ -11,6 +11,7 @@ from dapo.config.schema import Recipe, Reward, SandboxSection
 _CODE = ("tests", "entry_point", "partial", "memory_mib")
 _SERVICE = ("url", "api", "batch", "concurrency", "retries", "outage_limit", "api_key_variable")
 _ASKED = ("model", "template", "options")  # of the forms that are not ours
+_READ = {_CODE: "code", _SERVICE: "service", (*_ASKED, "parser"): "service", ("tolerance",): "last_number"}
 _PYTHON = "python"  # of ``environment.tools``
 PLACES = ("problem", "prompt", "response", "answer")
 """What a template may hold in braces."""
@@ -33,7 +34,7 @@ def check_programs(r: Recipe) -> Iterator[Problem]:
 
 
 def _unread(key: str, reward: Reward) -> Iterator[Problem]:
-    for names, kind in ((_CODE, "code"), (_SERVICE, "service"), ((*_ASKED, "parser"), "service")):
+    for names, kind in _READ.items():
         for name in names:
             if reward.kind != kind and _set(reward, name):
                 yield Problem(f"{key}.{name}", f"is only read with kind: {kind}", getattr(reward, name))

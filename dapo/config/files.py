@@ -251,11 +251,14 @@ def resolve_paths(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
     model = given.get("model")
     path = model.get("path") if isinstance(model, dict) else None
     if isinstance(model, dict) and isinstance(path, str) and not path.startswith("builtin/"):
-        found = _find(path, folder)
+        before, inside, member = path.partition(".whl/")  # a GGUF file in a wheel
+        file, member = (f"{before}.whl", f"/{member}") if inside else (path, "")
+        found = _find(file, folder)
+        what = "file" if file.endswith((".gguf", ".whl")) else "model folder"
         if found:
-            model["path"] = found
+            model["path"] = found + member
         elif path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
-            problems.append(Problem("model.path", _not_found("model folder", path, folder), path))
+            problems.append(Problem("model.path", _not_found(what, file, folder), path))
     return given, problems
 
 

@@ -21,8 +21,9 @@ from dapo.config.schema import Data, Sft, SftSource
 from dapo.data.chat import chat_text, has_template
 from dapo.data.encode import CutError, encode, encode_pieces
 from dapo.data.formats import RawProblem, lookup
-from dapo.data.load import load_problems, overlap_key
+from dapo.data.load import load_problems
 from dapo.data.messages import LAST, Message, message_list
+from dapo.data.overlap import overlap_key
 from dapo.data.readers import Record, read_records
 from dapo.data.render import make_prompts
 from dapo.data.values import as_json

@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.data.messages import Message, dialogue, read_messages, without_system
 from dapo.data.readers import Located, Record
-from dapo.data.values import as_json, check_text, is_missing, plain_text
+from dapo.data.values import answer_text, as_json, check_text, is_missing, plain_text
 from dapo.errors import DataError
 
 
@@ -24,6 +24,7 @@ class RawProblem:
     extra: Mapping[str, Any] = field(default_factory=dict)  # all other columns, for the verifier
     row: str = ""  # where it came from, for messages: "data.jsonl, line 7"
     messages: tuple[Message, ...] = ()  # of a conversation; empty where the problem is all that is asked
+    conversational: bool = False  # the row held messages, be it one
 
     @property
     def words(self) -> str:
@@ -167,13 +168,13 @@ def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapp
         if is_missing(raw_answer):
             return None
         with _named(where, answer_field):
-            answer = (layout.read_answer or plain_text)(raw_answer)
+            answer = answer_text(raw_answer, layout.read_answer or plain_text)
             check_text(answer)
         if not answer:
             return None
     extra = _extra(record, fields, used, where, name)
     alone = len(messages) == 1 and set(messages[0]) == {"role", "content"}
-    return RawProblem(problem, answer, extra, where, () if alone else tuple(messages))
+    return RawProblem(problem, answer, extra, where, () if alone else tuple(messages), conversational=bool(messages))
 
 
 @contextmanager

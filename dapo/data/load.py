@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -13,6 +12,7 @@ from dapo.config.schema import Data, DataSource, TrainSource
 from dapo.data.formats import RawProblem, to_problems
 from dapo.data.messages import SYSTEM
 from dapo.data.mixture import LEVEL, MixturePart
+from dapo.data.overlap import SharedProblems, not_held_out, overlap_key
 from dapo.data.readers import read_records
 from dapo.data.render import make_prompts
 from dapo.data.tasks import make_problems
@@ -21,9 +21,6 @@ from dapo.errors import DataError
 from dapo.types.batch import Prompt, content_id
 from dapo.words import counted
 
-_LETTERS_FOR_NORMALISED = 20
-_NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
-_DIGITS = re.compile(r"\d+")
 _SHOWN = 20  # conflicts that the console lists
 _MANY = 0.2  # of a source's problems: if more are not used, the user should look
 MANY_PASSES = 100
@@ -88,14 +85,6 @@ class SourceReport:
 
 
 @dataclass(slots=True)
-class SharedProblems:
-    """Problems that a validation set shared with the training data, taken out of training."""
-
-    problems: int = 0  # of the validation set
-    records: int = 0  # of the training data: another wording, or another answer, of one of these problems counts again
-
-
-@dataclass(slots=True)
 class DataReport:
     """Counts of all data."""
 
@@ -114,12 +103,8 @@ class DataReport:
             return [f"validation  {source.sentence()}" for source in self.validation]
         lines = [f"training    {source.sentence()}" for source in self.train]
         lines += [f"validation  {source.sentence()}" for source in self.validation]
-        lines += [
-            f"overlap     {shared.problems:,} problems of {name} stood in the training data, in {shared.records:,} "
-            "of its records, which were taken out"
-            for name, shared in self.overlap.items()
-            if shared.problems
-        ]
+        for name, shared in self.overlap.items():
+            lines += shared.lines(name)
         if self.conflicts:
             lines.append(
                 f"conflicts   {len(self.conflicts):,} training problems stand with several answers; each is kept"
@@ -189,16 +174,6 @@ def _load(source: DataSource) -> tuple[list[RawProblem], list[str]]:
     return loaded, unanswered
 
 
-def overlap_key(problem: str) -> str:
-    """Return what two texts must share to be one problem: letters and digits only, lower case.
-
-    A text with few letters ("4 +7 -8 =") differs from its neighbours by the other signs, so it is compared as it is.
-    """
-    normalised = _NEITHER_LETTER_NOR_DIGIT.sub("", problem.lower())
-    letters = len(_DIGITS.sub("", normalised))
-    return normalised if letters >= _LETTERS_FOR_NORMALISED else content_id(problem)
-
-
 def find_conflicts(problems: Iterable[RawProblem]) -> list[Conflict]:
     """Return problems that a set holds with more than one answer, in order of their first appearance."""
     answers: dict[str, dict[str, RawProblem]] = {}
@@ -231,7 +206,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
     report = DataReport()
     shown = {overlap_key(shot.problem) for shot in data.few_shot}
     validation: dict[str, list[Prompt]] = {}
-    held_out: dict[str, str] = {}  # overlap key -> name of the validation set
+    held_out: dict[str, tuple[str, str]] = {}  # overlap key -> name of the validation set, and the problem
     for source in data.validation:
         name = source_name(source)
         if name in validation:
@@ -240,7 +215,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
         validation[name] = _finish(problems, entry, data, tokenizer, ask, keep_chat)
         report.validation.append(entry)
         report.overlap[name] = SharedProblems()
-        held_out.update((overlap_key(problem.words), name) for problem in problems)
+        held_out.update((overlap_key(problem.words), (name, problem.words)) for problem in problems)
 
     train: list[Prompt] = []
     seen: set[tuple[str, ...]] = set()  # a mixture of files may hold a problem twice
@@ -249,7 +224,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
     parts: list[MixturePart] = []
     for source, level in _levels(data.train):
         problems, entry = _clean(source, shown, seen)
-        kept = _not_held_out(problems, held_out, report.overlap, met)
+        kept = not_held_out(problems, held_out, report.overlap, met)
         entry.in_validation = len(problems) - len(kept)
         made = _finish([_of_level(problem, level) for problem in kept], entry, data, tokenizer, ask, keep_chat)
         train += made
@@ -267,30 +242,6 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
         raise DataError("no training prompt is left:\n" + "\n".join(report.lines()))
     mixed = any(source.weight is not None or source.levels for source in data.train)
     return PreparedData(train, validation, report, parts if mixed else [])
-
-
-def _not_held_out(
-    problems: Iterable[RawProblem], held_out: Mapping[str, str], overlap: Mapping[str, SharedProblems], met: set[str]
-) -> list[RawProblem]:
-    """Return the problems that may train; count the rest.
-
-    Args:
-        problems: of a training source.
-        held_out: overlap key -> name of the validation set.
-        overlap: by that name.
-        met: keys that were counted as a problem before.
-    """
-    kept = []
-    for problem in problems:
-        key = overlap_key(problem.words)
-        if key not in held_out:
-            kept.append(problem)
-            continue
-        shared = overlap[held_out[key]]
-        shared.records += 1
-        shared.problems += key not in met
-        met.add(key)
-    return kept
 
 
 def _levels(sources: Iterable[TrainSource]) -> Iterator[tuple[TrainSource, int | None]]:

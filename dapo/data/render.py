@@ -148,6 +148,7 @@ def make_prompts(
                 source=source,
                 extra=problem.extra,
                 chat=conversation(problem, data) if keep_chat and style == "chat" else None,
+                messages=problem.messages or ({"role": "user", "content": problem.problem},) * problem.conversational,
             )
         )
     return prompts

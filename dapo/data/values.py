@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +31,22 @@ def plain_text(value: Any) -> str:
     if isinstance(value, (str, int, float)):
         return str(value).strip()
     raise ValueError(f"expected text or a number, found {type(value).__name__}")
+
+
+def answer_text(value: Any, read: Callable[[Any], str] = plain_text) -> str:
+    """Return a gold answer as text, a list of several right answers as a JSON list of their texts.
+
+    Args:
+        value: the field.
+        read: makes one answer a text.
+
+    Raises:
+        ValueError: neither an answer nor a list of answers.
+    """
+    if not isinstance(value, (list, tuple)):
+        return read(value)
+    texts = [text for one in value if not is_missing(one) and (text := read(one))]
+    return json.dumps(texts, ensure_ascii=False) if len(texts) > 1 else "".join(texts)
 
 
 def is_missing(value: Any) -> bool:

@@ -7,6 +7,7 @@ When a worker is lost, its other episodes are played again elsewhere: a question
 ==========================  ===========================================================
 a call takes too long       that question failed ("timeout"); the worker is killed
 a worker ends by itself     the question at work is tried again, ``RETRIES`` times
+``MOST_ENDS`` in a row end  ``EpisodeError``: every try ends its worker
 the others of that worker   are played again with their next question
 ==========================  ===========================================================
 """
@@ -23,10 +24,10 @@ from pathlib import Path
 from dapo.environments.homes import Homes
 from dapo.environments.messages import MAX_FRAME, Answered, Closed, FromWorker, ReadyEnvironment, Refused, read_messages
 from dapo.environments.worker import CLOSING, Ask, Drop, Load
-from dapo.errors import RecipeError
+from dapo.errors import EpisodeError, RecipeError
 from dapo.processes.guarded import GuardedProcess
 from dapo.processes.wire import WireError
-from dapo.processes.workers import START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
+from dapo.processes.workers import MOST_ENDS, START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
 from dapo.types.batch import Key, Metrics
 from dapo.types.environment import Abilities, Answer, Question
 
@@ -228,7 +229,7 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
                     raise RecipeError(error)
                 self._lose(worker, error)
             case Answered(number=number) if number in worker.sent:
-                worker.pace = message.seconds
+                worker.pace, self._ends = message.seconds, 0
                 self._answered(worker, self._heard(worker, number), message)
             case Closed(number=number) if number in worker.sent:
                 self._heard(worker, number)
@@ -288,6 +289,13 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
         self._end(worker)
         self.restarts += 1
         self._homes.lose(worker)
+        self._ends += worker.ready and late is None
+        if self._ends >= MOST_ENDS:
+            self.close()
+            raise EpisodeError(
+                f"{self._ends} workers for environments ended one after another, and none of them answered "
+                f"({reason}){self._seen_in}. Fix what ends them, then continue with `dapo train --resume`"
+            )
         if not worker.ready:
             self._failed_starts += 1
             if not self._loaded or self._failed_starts >= 3:

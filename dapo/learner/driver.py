@@ -101,6 +101,13 @@ class LearnerDriver:
         ]
         return self.workers.each("logprobs", self._shared(asked), in_order)
 
+    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+        """Return how far rounding moves the tokens of ``rows``; None where that cannot be measured."""
+        if self.workers.ranks > 1:
+            return None
+        found: Handle[FloatArray | None] = self.workers.each("rounding", [(rows,)], lambda answers: answers[0])
+        return found.result()
+
     def processes(self) -> list[ProcessState]:
         """Return the workers' own processes as they are now, with their calls since this was asked last."""
         return self.workers.processes()

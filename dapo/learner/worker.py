@@ -38,6 +38,7 @@ from dapo.models.adapter import (
     published,
     relative,
 )
+from dapo.models.agreement import own_rounding
 from dapo.models.checksum import checksum, once_each
 from dapo.models.context import join_unit
 from dapo.models.facts import facts_of
@@ -158,6 +159,15 @@ class Worker:
             found = self._logprobs(rows, passes)
         give_back()
         return found if self._speaks_of_rows else []
+
+    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+        """Return how far rounding moves the tokens of ``rows`` in the model's own forward pass (``own_rounding``).
+
+        None for weights that lie in slices on several ranks.
+        """
+        found = None if self.step.sharding is not None else own_rounding(self.loaded, rows, self.step.temperature)
+        give_back()
+        return found
 
     def send(self, route: Route, *args: Any) -> Any:
         """Do this worker's part of a publish (``WeightRoute.part``), and return what the driver's part wants of it.

@@ -104,6 +104,8 @@ class Method(Protocol):
 def on_failure(act: Callable[[Exception], bool]) -> Iterator[None]:
     """Call ``act`` with an error that is raised in this context; then raise it, unless ``act`` returns True.
 
+    What no error is (``SystemExit``, ``KeyboardInterrupt``) passes: see ``on_leaving``.
+
     A lost learner is passed on without a call: its weights are gone, so nothing can be saved or gone on with. The run
     continues from its last checkpoint.
     """
@@ -114,3 +116,18 @@ def on_failure(act: Callable[[Exception], bool]) -> Iterator[None]:
     except Exception as error:
         if not act(error):
             raise
+
+
+@contextmanager
+def on_leaving(act: Callable[[BaseException], None]) -> Iterator[None]:
+    """Call ``act`` with whatever leaves this context, ``SystemExit`` and ``KeyboardInterrupt`` too; then raise it.
+
+    As in ``on_failure``, a lost learner is passed on without a call.
+    """
+    try:
+        yield
+    except LearnerLost:
+        raise
+    except BaseException as error:
+        act(error)
+        raise

@@ -50,7 +50,7 @@ from dapo.checkpoint.tree import as_damage
 from dapo.config.schema import Recipe
 from dapo.errors import AccuracyUnknown
 from dapo.loop.best import follow
-from dapo.loop.method import Counters, Method, StepDone, on_failure
+from dapo.loop.method import Counters, Method, StepDone, on_leaving
 from dapo.loop.saving import Saver, begin_checkpoint, load_learner, open_state
 from dapo.loop.schedule import Schedule
 from dapo.loop.stillness import StillnessWatch
@@ -131,7 +131,8 @@ class Trainer:
 
         Raises:
             SamplingStopped: the batch could not be filled.
-            Exception: whatever failed. Unless the learner itself did, the finished steps were saved first.
+            BaseException: whatever left the loop, a callback's ``SystemExit`` too. Unless the learner itself failed,
+                or a second Ctrl-C came, the finished steps were saved first.
         """
         for _ in self.each_step():
             pass
@@ -158,7 +159,8 @@ class Trainer:
             except GeneratorExit:
                 self.stopping.stop("its caller")
             if self.stopping.early:
-                self._evaluate_last()
+                with on_leaving(self._after_learning):
+                    self._evaluate_last()
             if self.saver.wants(self.counters.training_steps):
                 self.save()
             self.saver.finish()
@@ -192,7 +194,7 @@ class Trainer:
     def train_step(self) -> StepDone | None:
         """Prepare, learn, publish, evaluate, record, save. None: no data is left."""
         step = self.phases.step = self.counters.training_steps + 1
-        with on_failure(lambda error: self._before_learning(step, error)):
+        with on_leaving(lambda error: self._before_learning(step, error)):
             work = self.method.prepare(step, self.counters, self._rate)
         if isinstance(work, DataEnded):
             self.stopping.end(work)
@@ -210,33 +212,41 @@ class Trainer:
             "counters/trained_tokens": counters.trained_tokens,
         }
 
-        def after_learning(error: Exception) -> bool:
-            self._record(step, metrics, work.finished, learned.traces)  # the step itself is done
-            self._try_to_save()
-            return False
-
-        with on_failure(after_learning):
-            metrics |= self.method.publish(step)
-            if self._is_due(step):
-                metrics |= self.evaluate(step).metrics
-        self._record(step, metrics, work.finished, learned.traces)
-        self.saver.step_done(step, self.recipe.checkpoint, self._write)
+        with on_leaving(self._after_learning):
+            with on_leaving(lambda _: self._record(step, metrics, work.finished, learned.traces)):
+                metrics |= self.method.publish(step)
+                if self._is_due(step):
+                    metrics |= self.evaluate(step).metrics
+            self._record(step, metrics, work.finished, learned.traces)
+            self.saver.step_done(step, self.recipe.checkpoint, self._write)
         return StepDone(step, metrics, work.finished)
 
     def _rate(self, number: int) -> float:
         """Return the learning rate of optimizer step ``number`` of the next training step, from 0."""
         return self.schedule.at(self.counters.training_steps, self.counters.optimizer_steps + number)
 
-    def _before_learning(self, step: int, error: Exception) -> bool:
+    def _before_learning(self, step: int, error: BaseException) -> None:
         """Save the finished steps: the learner has seen nothing of ``step``."""
-        self.method.give_up(step, error)
+        if self._leaves_at_once(error):
+            return
+        self.method.give_up(step, error if isinstance(error, Exception) else RuntimeError(repr(error)))
         self._try_to_save()
-        return False
 
-    def _try_to_save(self) -> None:
-        """Save while an error is handled, which is the one to report."""
+    def _after_learning(self, error: BaseException) -> None:
+        """Save the finished steps, unless the last one is saved: all of it is done and has its line."""
+        if not self._leaves_at_once(error):
+            self._try_to_save(again=False)
+
+    def _leaves_at_once(self, error: BaseException) -> bool:
+        """Whether a second Ctrl-C came, which waits for nothing."""
+        return isinstance(error, KeyboardInterrupt) and self.stopping.interrupts.requested
+
+    def _try_to_save(self, *, again: bool = True) -> None:
+        """Save while an error is handled, which is the one to report; ``again``: also where the step is saved."""
         try:
-            self.save()
+            if again or self.saver.wants(self.counters.training_steps):
+                self.save()
+            self.saver.finish()
         except Exception as error:
             log.warning(
                 "the finished steps could not be saved (%s: %s): a resume goes on from the checkpoint before",
@@ -280,10 +290,12 @@ class Trainer:
         seconds = self.phases.take()
         metrics |= self.method.timing(metrics, seconds)
         metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()} | self.phases.peaks()
-        with self.phases("report"):
-            self.recorder.step(step, metrics, finished, traces)
-        self.saver.seen(step, metrics)
-        self.stopping.seen(step, metrics)
+        try:
+            with self.phases("report"):
+                self.recorder.step(step, metrics, finished, traces)
+        finally:  # also where a callback leaves: the step's checkpoint knows what the step was like
+            self.saver.seen(step, metrics)
+            self.stopping.seen(step, metrics)
 
     # ------------------------------------------------------------------ save, resume
 

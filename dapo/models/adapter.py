@@ -111,6 +111,21 @@ def begin_adapter(model: nn.Module, start: Mapping[str, Tensor], dtype: torch.dt
             own_part(parameter).copy_(own_part(parameters[name.replace(_SAVED, _ORIGINAL)]))
 
 
+def merge_first(folder: Path) -> str:
+    """Return the end of a sentence about a folder with an adapter and no model: which model it belongs to, and how to
+    merge them."""
+    try:
+        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        said = None
+    belongs = f" of {said}" if said else ""
+    return (
+        f"{belongs}: merge it first (AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload()"
+        ".save_pretrained('merged') of the package peft, and the tokenizer's files into the same folder), then "
+        "model.path=merged; of a run of dapo's `dapo export RUN merged` does it"
+    )
+
+
 def weight_of(module: Any) -> Tensor:
     """Return the weight that a layer multiplies with: its own, or W + s B A [the layout of W] with an adapter."""
     if not _is_lora(module):

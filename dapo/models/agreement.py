@@ -14,17 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dapo.models.attention import own_attention
 from dapo.models.context import stretch_of
 from dapo.models.head import LOW
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch
+from dapo.models.precision import exact_matmuls
 from dapo.models.routing import RoutedPass, Routes, cut_out, lay_out
 from dapo.system import available_memory
+from dapo.types.batch import FloatArray, HasTokens
 
 FLOAT64 = (1e-6, 1e-5)
 LOW_PRECISION = (0.05, 0.5)
@@ -99,21 +104,57 @@ def _distance(a: Tensor, b: Tensor) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def float32_outputs(loaded: LoadedModel, **inputs: Any) -> Any:
+def float32_outputs(loaded: LoadedModel, to: torch.dtype = torch.float32, **inputs: Any) -> Any:
     """Return the model's outputs with its weights widened to float32 for this one call; None where that cannot be done.
 
-    It takes 4 bytes a parameter for as long as the call lasts, and is left out where that is more than half of what
-    is free.
+    It takes 4 bytes a parameter for as long as the call lasts (8 with ``to`` = float64), and is left out where that is
+    more than half of what is free.
     """
-    wanted, free = 4 * sum(parameter.numel() for parameter in loaded.model.parameters()), _free(loaded.device)
+    wanted, free = to.itemsize * sum(parameter.numel() for parameter in loaded.model.parameters()), _free(loaded.device)
     if free is not None and 2 * wanted > free:
         return None
     tensors = {**dict(loaded.model.named_parameters()), **dict(loaded.model.named_buffers())}
     try:
-        wide = {name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()}
+        narrow = (*LOW, torch.float32) if to is torch.float64 else LOW
+        wide = {name: tensor.to(to) if tensor.dtype in narrow else tensor for name, tensor in tensors.items()}
         return torch.func.functional_call(loaded.model, wide, kwargs=inputs)
     except (RuntimeError, TypeError, ValueError, AttributeError, MemoryError):  # a model's own code, or no memory
         return None
+
+
+def own_logprobs(loaded: LoadedModel, row: HasTokens, model: Callable[..., Any], temperature: float = 1.0) -> Any:
+    """Return the log-probabilities [response tokens] from the logits of ``model``; None where it gives none."""
+    ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids])).to(loaded.device)
+    outputs = model(input_ids=ids.unsqueeze(0), use_cache=False)
+    if outputs is None:
+        return None
+    logits = outputs.logits[0, len(row.prompt_ids) - 1 : -1]
+    logprobs = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
+    return logprobs.gather(-1, ids[len(row.prompt_ids) :, None]).squeeze(-1)
+
+
+@torch.no_grad()
+def own_rounding(loaded: LoadedModel, rows: Sequence[HasTokens], temperature: float) -> FloatArray | None:
+    """Return how far rounding moves each response token's log-probability in the model's own forward pass.
+
+    The model runs as transformers has it, one row at a time without padding, with its weights as they are and widened:
+    low precision to float32, float32 to float64. Nothing of this package takes part.
+
+    Returns:
+        |difference| in nats of all rows' tokens, one after the other; None for a model of float64, or where there is
+        no memory for the widened weights.
+    """
+    if loaded.dtype is torch.float64:
+        return None
+    wide = torch.float32 if loaded.dtype in LOW else torch.float64
+    found: list[Tensor] = []
+    with exact_matmuls(), own_attention(loaded.model):
+        for row in rows:
+            exact = own_logprobs(loaded, row, partial(float32_outputs, loaded, wide), temperature)
+            if exact is None:
+                return None
+            found.append((own_logprobs(loaded, row, loaded.model, temperature).double() - exact.double()).abs())
+    return torch.cat(found).float().cpu().numpy()
 
 
 def _free(device: torch.device) -> int | None:

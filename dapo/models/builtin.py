@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import shutil
-import tempfile
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +17,7 @@ import torch
 from dapo.data import signed_sum
 from dapo.errors import ModelError
 from dapo.models import tiny, warmup
+from dapo.models.cached import make_once
 from dapo.models.quiet import quiet_transformers
 from dapo.models.warmup import Progress, WarmupSettings
 
@@ -34,18 +32,6 @@ SPECS = {
 }
 """By name. ``signed-sum-test`` knows problems of 3 and 4 terms only, and is made in a sixth of the time: for tests
 whose data set ``options: {max_terms: 4}``. ``signed-sum-rambler`` has a long tail of lengths, for benchmarks."""
-
-
-def cache_folder() -> Path:
-    """Return the user's cache of built-in models, without making it.
-
-    It lies in ``$DAPO_CACHE``, else in ``dapo`` within ``$XDG_CACHE_HOME`` or ``~/.cache``. A relative
-    ``XDG_CACHE_HOME`` counts as none, as its specification says.
-    """
-    if own := os.environ.get("DAPO_CACHE"):
-        return Path(own).absolute() / "models"
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (base if base.is_absolute() else Path.home() / ".cache") / "dapo" / "models"
 
 
 def is_builtin(name: str) -> bool:
@@ -78,7 +64,6 @@ def ensure_builtin_model(name: str, cache_dir: Path, *, seed: int = 1, progress:
     The folder's name carries the seed and a hash of the settings, the source code that makes the model, torch's version
     and the processor's architecture. The same inputs give the same weights on one machine and thread count; the global
     random state is untouched.
-    Two processes may ask at once: each makes the model and the first to finish puts it in place.
 
     Args:
         name: One of ``SPECS``.
@@ -89,23 +74,7 @@ def ensure_builtin_model(name: str, cache_dir: Path, *, seed: int = 1, progress:
     Raises:
         ModelError: No built-in model has that name.
     """
-    folder = _folder(name, cache_dir, seed)
-    if folder.is_dir():
-        return folder
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache_dir))
-    try:
-        _make(SPECS[name], seed, unfinished, progress)
-        unfinished.chmod(0o755)  # mkdtemp's 0o700 would hide the model from other users of a shared cache
-        try:
-            os.rename(unfinished, folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-            # another process was faster; its model has the same weights
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+    return make_once(_folder(name, cache_dir, seed), lambda unfinished: _make(SPECS[name], seed, unfinished, progress))
 
 
 def _fingerprint(settings: WarmupSettings) -> str:

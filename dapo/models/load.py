@@ -15,7 +15,9 @@ from torch import nn
 
 from dapo.errors import DapoError, ModelError, first_line, raise_for_machine
 from dapo.models import attention
-from dapo.models.adapter import add_adapter
+from dapo.models.adapter import CONFIG as ADAPTER_CONFIG
+from dapo.models.adapter import TENSORS as ADAPTER_TENSORS
+from dapo.models.adapter import add_adapter, merge_first
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import exact_positions
 from dapo.models.probe import probe, unseen_threshold
@@ -23,6 +25,7 @@ from dapo.models.quiet import quiet_transformers
 from dapo.models.recompute import recompute
 from dapo.models.routing import find_routing
 from dapo.models.skeleton import model_without_weights
+from dapo.models.slices import own_part
 from dapo.models.tokenizer import load_tokenizer
 from dapo.models.vocabulary import check_vocabulary, pad_token_of, stop_tokens_of
 from dapo.system import NO_MPS
@@ -87,6 +90,7 @@ def load_model(
         notes.append("no end-of-sequence token is known; set rollout.stop_token_ids, or every response is truncated")
     _quiet(model, activation_checkpointing)
     inside = _as_it_is if spread is None else spread(loaded)
+    _check_finite(name, model)
     loaded.packed = _choose_attention(loaded, attention_mode, notes, inside)
     if lora is not None and lora.rank is not None:
         add_adapter(model, lora, name=name, seed=seed)
@@ -179,8 +183,10 @@ def missing_weights(name: str) -> str | None:
         files = None
     if files is None:
         return None
-    if any(file.endswith(".safetensors") for file in files):
+    if any(file.endswith(".safetensors") and file != ADAPTER_TENSORS for file in files):
         return None
+    if ADAPTER_CONFIG in files:
+        return f"model.path {name!r} holds no weights but an adapter{merge_first(folder)}"
     pickled = [file for file in files if file.endswith((".bin", ".pt", ".pth"))]
     if pickled:
         return (
@@ -216,7 +222,9 @@ def _check_configuration(name: str, folder: Path) -> None:
             )
         return
     if not folder.is_dir():
-        raise ModelError(f"model.path {name!r} is a file; give the folder that holds config.json and *.safetensors")
+        raise ModelError(
+            f"model.path {name!r} is a file; give the folder that holds config.json and *.safetensors, or a GGUF file"
+        )
     unreadable = sorted(file.name for file in folder.iterdir() if not (file.is_file() or file.is_dir()))
     if unreadable:
         raise ModelError(
@@ -224,6 +232,8 @@ def _check_configuration(name: str, folder: Path) -> None:
             "fetch the model again"
         )
     files = {file.name for file in folder.iterdir()}
+    if "config.json" not in files and (other := _other_kind(name, files)):
+        raise ModelError(other)
     if "config.json" not in files:
         raise ModelError(
             f"model.path {name!r} has no config.json; expected a Hugging Face folder, found {sorted(files)[:8]}"
@@ -234,6 +244,15 @@ def _check_configuration(name: str, folder: Path) -> None:
         raise ModelError(f"{name}/config.json is not valid JSON ({error}); fetch the model again") from error
     if not isinstance(found, dict):
         raise ModelError(f"{name}/config.json is no JSON object; fetch the model again")
+
+
+def _other_kind(name: str, files: set[str]) -> str | None:
+    """Return what a folder without a model's configuration holds instead, and the next move; None: nothing known."""
+    if ADAPTER_CONFIG in files:
+        return f"model.path {name!r} holds nothing but an adapter{merge_first(Path(name).expanduser())}"
+    if found := sorted(file for file in files if file.endswith(".gguf")):
+        return f"model.path {name!r} holds {len(found)} GGUF files; name one: model.path={Path(name) / found[0]}"
+    return None
 
 
 def whole_model(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
@@ -295,6 +314,22 @@ def is_constant(tensor: str) -> bool:
 
 def _as_it_is(work: Callable[[], Any]) -> Any:
     return work()
+
+
+def _check_finite(name: str, model: Any) -> None:
+    """Refuse weights that hold NaN or infinity, of which a probe or a short run need not meet any.
+
+    Raises:
+        ModelError: names the first such tensor.
+    """
+    for where, parameter in model.named_parameters():
+        numbers = own_part(parameter.detach())
+        if not numbers.sum(dtype=torch.float32).isfinite() and not (fine := numbers.isfinite()).all():
+            raise ModelError(
+                f"model.path {name!r}: {int((~fine).sum()):,} of {fine.numel():,} numbers of {where} are NaN or "
+                "infinite: the weights are damaged, or a training before went wrong; take an earlier checkpoint, or "
+                "fetch the model again"
+            )
 
 
 def _float32(model: Any) -> Any:

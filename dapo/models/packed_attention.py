@@ -11,6 +11,7 @@ On the CPU the two parts are computed apart and merged by their log-sum-exp, as 
   sees every key, so this is one unmasked call per group without any copy.
 
 The flash kernel's backward pass needs only the merged output and log-sum-exp, so each part's gradients come out exact.
+In bfloat16 the kernel's backward pass is slow on few keys, and plain products take its place there.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 # Cost of one kernel call in units of attention scores (queries x keys). Measured at 4 heads of 16: 0.1 ms, 45 ns.
 CALL_COST = 2000
+
+# Backward in bfloat16: plain products up to so many keys, and scores in all, which they keep in memory (some 14 bytes
+# each). With 9 heads of 64 on an EPYC with AVX512-BF16 they take 6 % of the kernel's time at 12 keys, 29 % at 62, 53 to
+# 87 % at 128; at 192 both take as long, and at 1,024 the kernel half as long.
+PLAIN_KEYS, PLAIN_SCORES = 128, 2**23
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +287,7 @@ class _SharedPromptAttention(torch.autograd.Function):
             for prompt, responses in context.prompts:
                 inputs = [_rows(x[span]) for x, span in ((grad, responses), (q, responses), (k, prompt), (v, prompt))]
                 saved = _rows(output[responses]), lse[responses].transpose(0, 1).unsqueeze(0)
-                parts = _flash_backward(*inputs, *saved, 0.0, False, scale=scaling)
+                parts = _backward(*inputs, *saved, causal=False, scaling=scaling)
                 for total, part, span in zip((grad_q, grad_k, grad_v), parts, (responses, prompt, prompt), strict=True):
                     total[span] += part[0].transpose(0, 1)
         return grad_q, _narrow(grad_k, kv_heads), _narrow(grad_v, kv_heads), None, None
@@ -340,7 +346,34 @@ def _own_backward(
     padded = [_pad(x, place, size) for x in (grad, q, k, v, output, lse)]
     parts: list[list[Tensor]] = [[], [], []]
     for bucket in buckets:
-        gradients = _flash_backward(*(bucket.view(x) for x in padded), 0.0, True, scale=scaling)
+        gradients = _backward(*(bucket.view(x) for x in padded), causal=True, scaling=scaling)
         for found, gradient in zip(parts, gradients, strict=True):
             found.append(gradient.transpose(1, 2).flatten(0, 1))
     return [torch.cat(found).index_select(0, place) for found in parts]
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, lse: Tensor, *, causal: bool, scaling: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for q, k and v of one kernel call, all [batch, heads, T, d]; lse [batch, heads, T]."""
+    keys, scores = k.shape[2], q.shape[:3].numel() * k.shape[2]
+    if q.dtype == torch.bfloat16 and keys <= PLAIN_KEYS and scores <= PLAIN_SCORES:
+        return _plain_backward(grad, q, k, v, output, lse, causal=causal, scaling=scaling)
+    found: tuple[Tensor, Tensor, Tensor] = _flash_backward(grad, q, k, v, output, lse, 0.0, causal, scale=scaling)
+    return found
+
+
+def _plain_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, lse: Tensor, *, causal: bool, scaling: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``_backward``, with all scores in memory (FlashAttention, arXiv 2205.14135, appendix B.2).
+
+    Scores are computed in float32: rounded to bfloat16 before their exponential, large ones would be off by percents.
+    """
+    share = torch.matmul(q.float(), k.float().transpose(2, 3)).mul_(scaling).sub_(lse.unsqueeze(-1)).exp_()
+    if causal:
+        share.tril_()
+    grad_v = torch.matmul(share.to(q.dtype).transpose(2, 3), grad)
+    mean = (grad.float() * output.float()).sum(-1, keepdim=True)
+    of_scores = torch.matmul(grad, v.transpose(2, 3)).float().sub_(mean).mul_(share).mul_(scaling).to(q.dtype)
+    return torch.matmul(of_scores, k), torch.matmul(of_scores.transpose(2, 3), q), grad_v

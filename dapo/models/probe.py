@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +14,15 @@ from torch.distributed.fsdp import FSDPModule
 
 from dapo.errors import raise_for_machine
 from dapo.models import attention
-from dapo.models.agreement import LOW_PRECISION, disagreement, float32_outputs, otherwise, repeating, routes_in
+from dapo.models.agreement import (
+    LOW_PRECISION,
+    disagreement,
+    float32_outputs,
+    otherwise,
+    own_logprobs,
+    repeating,
+    routes_in,
+)
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import pack, pad
 from dapo.models.policy import Policy
@@ -159,7 +166,7 @@ def gradient_difference(loaded: LoadedModel, rows: list[TokenRow], long: int = 0
         with attention.own_attention(model):
             for row in rows:
                 with repeating(loaded) as made:  # the backward pass too: layers that are computed again ask the routers
-                    add(wanted, _own_logprobs(loaded, row, loaded.model))
+                    add(wanted, own_logprobs(loaded, row, loaded.model))
                 routes.append(_routes(made))
         try:
             model.set_attn_implementation(attention.NAME)
@@ -205,7 +212,7 @@ class _Reference:
 
 def _reference(loaded: LoadedModel, row: TokenRow) -> _Reference:
     with repeating(loaded) as made:
-        logprobs = _own_logprobs(loaded, row, loaded.model)
+        logprobs = own_logprobs(loaded, row, loaded.model)
     return _Reference(logprobs, _routes(made))
 
 
@@ -236,28 +243,17 @@ def _looks_ahead(loaded: LoadedModel, row: TokenRow, whole: _Reference) -> float
     off."""
     first = replace(row, token_ids=row.token_ids[: SHORT - len(row.prompt_ids)])
     with repeating(loaded, whole.first(SHORT, loaded.device)):
-        found = _own_logprobs(loaded, first, loaded.model)
+        found = own_logprobs(loaded, first, loaded.model)
     return float((found - whole.logprobs[: len(first.token_ids)]).abs().nan_to_num(torch.inf).max())
 
 
 def _precise_logprobs(loaded: LoadedModel, rows: list[TokenRow], reference: list[_Reference]) -> torch.Tensor | None:
-    """``_own_logprobs`` of all rows with float32 weights; None where that cannot be computed."""
+    """``own_logprobs`` of all rows with float32 weights; None where that cannot be computed."""
     found = []
     for row, own in zip(rows, reference, strict=True):
         with repeating(loaded, own.first(len(row.prompt_ids) + len(row.token_ids), loaded.device)):
-            logprobs = _own_logprobs(loaded, row, partial(float32_outputs, loaded))
+            logprobs = own_logprobs(loaded, row, partial(float32_outputs, loaded))
         if logprobs is None:
             return None
         found.append(logprobs)
     return torch.cat(found)
-
-
-def _own_logprobs(loaded: LoadedModel, row: TokenRow, model: Callable[..., Any]) -> Any:
-    """[response tokens] from the logits of ``model``; None where it gives none."""
-    ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids])).to(loaded.device)
-    outputs = model(input_ids=ids.unsqueeze(0), use_cache=False)
-    if outputs is None:
-        return None
-    logits = outputs.logits[0, len(row.prompt_ids) - 1 : -1]
-    logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return logprobs.gather(-1, ids[len(row.prompt_ids) :, None]).squeeze(-1)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,10 @@ from dapo.processes.wire import MAX_ANSWER_FRAME, Inbox, WireError, heading
 
 ENDED = "crash: the process ended"
 """Why a worker is lost that ended by itself."""
+MOST_ENDS = 32
+"""Workers that end one after another, without an answer between them, after which the pool tries nothing again."""
+OUTSIDE = frozenset(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+"""Exit codes of processes that something else ended, such as a machine that ran out of memory."""
 START_LIMIT = 120.0  # seconds for a worker's imports
 TICK = 0.05  # seconds between looks at the clock while waiting
 MAX_OUTPUT = 16 << 20  # bytes
@@ -174,6 +179,7 @@ class GuardedPool(ABC, Generic[W, M, A]):
         self._answers: list[A] = []  # not yet returned
         self._loaded = False  # a worker was ready once
         self._failed_starts = 0  # in a row
+        self._ends = 0  # of workers that were ready, since the last answer
 
     def poll(self, timeout: float | None = None) -> list[A]:
         """Return answers. timeout 0: those that are there; None: wait until there is one, unless none is to come.

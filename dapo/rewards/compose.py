@@ -79,10 +79,13 @@ class CompositeScorer:
                 continue
             sent = pickled(reward.function or "", reward.name)
             code = _code_settings(reward, sandbox) if reward.kind == "code" else None
-            verifier = Verifier(reward.kind, reward.name, reward.function or "", reward.pattern, sent, code)
+            verifier = Verifier(
+                reward.kind, reward.name, reward.function or "", reward.pattern, reward.tolerance, sent, code
+            )
             stays = runs_in_the_driver(verifier.function, sent) is not None
             ours = reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}
-            if stays or ours or (reward.kind == "exact" and reward.pattern is None):  # nothing in them can take long
+            plain = reward.kind == "last_number" or (reward.kind == "exact" and reward.pattern is None)
+            if stays or ours or plain:  # nothing in them can take long
                 self._inline[index] = make_judge(verifier, warm=not ours)
             else:
                 self._remote[index] = len(verifiers)
@@ -275,7 +278,9 @@ class CompositeScorer:
             reasons.append(f"accuracy: no reward called accuracy applies to the source {pending.source!r}")
         if not 0.0 <= values.get(ACCURACY, 0.0) <= 1.0:
             theirs = any(each.name == ACCURACY and each.kind == "environment" for each in self._rewards)
-            move = "; call the environment's reward otherwise, and add one called accuracy" if theirs else ""
+            given = any(each.name == ACCURACY and each.kind == "function" for each in self._rewards)
+            owner = "environment's reward" if theirs else "function's reward"
+            move = f"; call the {owner} otherwise, and add one called accuracy" if theirs or given else ""
             reasons.insert(0, f"accuracy: {values.pop(ACCURACY):g} is not in [0, 1]{move}")
         if reasons:
             return Score(values=values, reason=reasons[0], answer=pending.answer)
@@ -325,10 +330,10 @@ def build_scorer(
 ) -> CompositeScorer:
     """Return the scorer of a recipe.
 
-    ``exact`` without a pattern and signed_sum's own scorer run in the driver: their time grows in proportion to the
-    text. So do patterns, for a moment (``hasty``). Everything else (patterns that take longer, ``math``, reasoning-gym,
-    the user's functions) runs in worker processes, which start when first needed; with a user's function one starts
-    here, so that a function that cannot be loaded is refused before training.
+    ``last_number``, ``exact`` without a pattern and signed_sum's own scorer run in the driver: their time grows in
+    proportion to the text. So do patterns, for a moment (``hasty``). Everything else (patterns that take longer,
+    ``math``, reasoning-gym, the user's functions) runs in worker processes, which start when first needed; with a
+    user's function one starts here, so that a function that cannot be loaded is refused before training.
 
     Args:
         rewards: the recipe's rewards.

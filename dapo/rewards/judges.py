@@ -12,10 +12,12 @@ from typing import Any
 
 from dapo.errors import RewardError
 from dapo.hooks import OBJECTS, user_line
-from dapo.rewards import math, simple
+from dapo.rewards import last_number, math, simple
 from dapo.rewards.code import CodeJudge, CodeSettings, find_program
 from dapo.rewards.function import describe_error, load_function, read_values
+from dapo.rewards.marks import extract_answer
 from dapo.rewards.question import Kind
+from dapo.rewards.signatures import adapt
 from dapo.rewards.simple import TookLong
 from dapo.rewards.task import read_answer, task, warm_up
 from dapo.rewards.text import vote_text
@@ -41,6 +43,7 @@ class Verifier:
     name: str
     function: str = ""
     pattern: str | None = None
+    tolerance: float = 0.0
     pickled: bytes | None = field(default=None, repr=False)  # a function that was given as an object, by cloudpickle
     code: CodeSettings | None = None
 
@@ -87,7 +90,9 @@ def make_judge(verifier: Verifier, seconds: float | None = None, *, warm: bool =
     """
     if verifier.kind == "math":
         math.warm_up()
-        return Judge(verifier.name, lambda _, completion: math.extract_answer(completion.text), _score_math)
+        return Judge(verifier.name, lambda _, completion: extract_answer(completion.text), _score_math)
+    if verifier.kind == "last_number":
+        return Judge(verifier.name, lambda _, done: done.text, partial(_score_last_number, verifier.tolerance))
     if verifier.kind == "task":
         if warm:
             warm_up()
@@ -97,8 +102,9 @@ def make_judge(verifier: Verifier, seconds: float | None = None, *, warm: bool =
         judged = CodeJudge(verifier.name, verifier.code)
         return Judge(verifier.name, lambda _, done: find_program(done.text), judged.score, per_prompt=True)
     if verifier.kind == "function":
-        function = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)
+        given = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)
         named = verifier.function.removeprefix(f"{OBJECTS}:")
+        function = adapt(given, named, verifier.name)
         return Judge(
             verifier.name, None, lambda prompt, completion, _: (function(prompt, completion), None), function=named
         )
@@ -177,6 +183,13 @@ def _score_math(prompt: Prompt, completion: Completion, read: Read) -> tuple[flo
 
 def _score_task(prompt: Prompt, completion: Completion, read: Read) -> tuple[float, str | None]:
     return task(prompt, completion), None if read is None else vote_text(read)
+
+
+def _score_last_number(
+    tolerance: float, prompt: Prompt, completion: Completion, read: Read
+) -> tuple[float, str | None]:
+    found = last_number.read_last_number(completion.text)
+    return last_number.judge(found, prompt.answer, tolerance), last_number.vote(found)
 
 
 def _score_exact(

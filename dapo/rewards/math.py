@@ -1,123 +1,43 @@
-r"""Mathematical answers: find the one a response commits to, and compare it with the gold answer.
+r"""Compare mathematical answers.
 
-An answer counts only where it is *marked*: ``\boxed{...}``, a line ``Answer: ...``, or a GSM8K line ``#### 72``. The
-last mark wins. A number that is merely mentioned is no answer. Comparison is exact for whole numbers of any size;
-everything else goes through math-verify.
+Numbers are decided by ``dapo.rewards.numbers``. Text equals text. Brackets of one kind never equal another kind; a bare
+list equals the set of its elements, in any order. Formulas are compared by ``dapo.rewards.symbolic``.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-from functools import lru_cache
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
 
-from dapo.rewards.text import MAX_ANSWER, vote_text
-
-_ANSWER_LINE = re.compile(
-    r"^[ \t>*_#]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t*_]*:[ \t*_]*(?:\n\s*)?(?P<answer>\S.*)$",
-    re.IGNORECASE | re.MULTILINE,
+from dapo.rewards import symbolic
+from dapo.rewards.latex import (
+    Shape,
+    as_text,
+    canonical,
+    depth,
+    plain,
+    read_interval,
+    read_matrix,
+    read_shape,
+    split_at,
+    words_within,
 )
-_MINERVA = re.compile(r"(?i)(?:the )?(?:final )?answer is:?\s*+")
-_HOPE = re.compile(r"(?:\.\s*+I hope it is correct)?\.?$", re.IGNORECASE)
-_HASHES = re.compile(r"^[ \t]*####[ \t]*(?P<answer>[-+$\d][\d,.]*%?)[ \t]*$", re.MULTILINE)
-_BOX = re.compile(r"\\f?box(?:ed)?\s*(?=\{)|\\boxed\s+(?P<bare>[^\s{}$\\]+)")
-_BRACE = re.compile(r"(?<!\\)[{}]")
-_MAX_MARKED = 2 * MAX_ANSWER  # characters of an answer with what surrounds it; a longer one is not looked into
+from dapo.rewards.marks import extract_answer, unwrap
+from dapo.rewards.numbers import Number, TooLarge, read_number
+from dapo.rewards.text import MAX_ANSWER, read_golds, vote_text
+from dapo.rewards.units import split_unit
 
-
-def extract_answer(text: str) -> str | None:
-    """Return the last marked answer of a response, without its mark; None when there is none.
-
-    Time grows in proportion to the text. An answer too long to be one comes back cut, and longer than ``MAX_ANSWER``.
-    """
-    last: tuple[int, str] | None = None
-    for pattern in (_ANSWER_LINE, _HASHES):
-        for match in pattern.finditer(text):
-            last = max(last or (-1, ""), (match.start("answer"), match["answer"]))
-    box = _last_box(text)
-    if box is not None:
-        last = max(last or (-1, ""), box)
-    if last is None:
-        return None
-    answer = last[1].strip()
-    if len(answer) > _MAX_MARKED:
-        return answer[: MAX_ANSWER + 1]
-    answer = _unwrap(answer)
-    sentence = _MINERVA.match(answer)
-    hope = _HOPE.search(answer, sentence.end()) if sentence else None
-    if sentence is None or hope is None:
-        return answer
-    said = answer[sentence.end() : hope.start()]
-    return answer if "\n" in said else _unwrap(said)
-
-
-def _last_box(text: str) -> tuple[int, str] | None:
-    r"""Position and content of the last finished ``\boxed{...}``, in one pass over the braces."""
-    boxes = list(_BOX.finditer(text))
-    braced = {match.end(): match.start() for match in boxes if match["bare"] is None}
-    last = max(((match.start(), match["bare"]) for match in boxes if match["bare"] is not None), default=None)
-    opened: list[int] = []
-    for brace in _BRACE.finditer(text):
-        if brace[0] == "{":
-            opened.append(brace.start())
-        elif opened:
-            start, end = opened.pop(), brace.start()
-            if start in braced and end - start < _MAX_MARKED and (last is None or braced[start] > last[0]):
-                last = braced[start], text[start + 1 : end]
-    return last
-
-
-def _unwrap(answer: str) -> str:
-    """Take off what surrounds an answer: emphasis, dollar signs, a full stop."""
-    before = None
-    answer = answer.strip()
-    while before != answer:
-        before = answer
-        answer = answer.strip().strip("*`").rstrip(" .,").removesuffix("\\")
-        for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-            inner = answer[len(left) : len(answer) - len(right)]
-            if (
-                len(answer) > len(left) + len(right)
-                and answer.startswith(left)
-                and answer.endswith(right)
-                and "$" not in inner
-            ):
-                answer = inner
-    return answer
-
-
-_SPACES = re.compile(r"\\[,!;: ]|\\q?quad\b|~|\s+")
-_UNIT_TAIL = re.compile(r"(?:\^\{?\\circ\}?|°|\\(?:text|mathrm|mbox)\{[^{}]*\}(?:\^\{?\d\}?)?)+$")
-_INTEGER = re.compile(r"^[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.0*)?$")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!,?|,\\!)(?=\d{3}(?!\d))")
-_WORDS = re.compile(r"^[A-Za-z][A-Za-z']{3,}$|^[A-Za-z][A-Za-z']*(?:[ -]+[A-Za-z']+)+$")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-_BRACKETED = re.compile(r"^(?:\\left)?[(\[]([^()\[\]]*?)(?:\\right)?[)\]]$")
-_NORMAL_FORM = re.compile(r"^(?=[^=]*[-+^])(?=[^=]*(?<![\\A-Za-z])[A-Za-z])[^=]*=\s*0\s*$")
-_BASE = re.compile(r"_\{?(\d+)\}?$")
-
-
-def _without_spaces(text: str) -> str:
-    """Without white space and LaTeX spaces, except between two digits: "1 2" is not 12."""
-    return re.sub(r"(?<!\d) | (?!\d)", "", _SPACES.sub(" ", text))
-
-
-def as_integer(answer: str) -> int | None:
-    """Return the whole number an answer is (without a dollar sign, thousands marks, degree sign or unit); else None."""
-    if len(answer) > MAX_ANSWER:  # also because Python converts no more than 4300 digits
-        return None
-    text = _UNIT_TAIL.sub("", _THOUSANDS.sub("", answer.strip()))
-    text = _without_spaces(text).replace("\\$", "").strip("$").replace("\u2212", "-")
-    if not _INTEGER.match(text):
-        return None
-    return int(text.replace(",", "").partition(".")[0])
-
-
-def as_words(answer: str) -> str | None:
-    r"""Return an answer that is words ("Evelyn", ``\text{east}``), in lower case; None for anything mathematical."""
-    text = " ".join(_TEXT.sub(r"\1", answer).split()).strip(" .()")
-    return text.lower() if _WORDS.match(text) else None
+_BASE = re.compile(r"\(?(\w+)\)?_\{?(\d+)\}?")
+_NAMED = re.compile(
+    r"(\\?[A-Za-z]+(?:_\{?\w+\}?|')?(?:\([a-z](?:, ?[a-z])*\))?|\([A-Za-z](?:, ?[A-Za-z])+\))\s*"
+    r"(?:=|\\in(?![A-Za-z]))\s*"
+)
+_NORMAL_FORM = re.compile(r"(?=[^=]*[-+^])(?=[^=]*(?<![\\A-Za-z])[A-Za-z])[^=]*=\s*0\s*")
+_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])")
+_SEVERAL_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![A-Za-z])")
+_DEEPEST = 40  # brackets within each other, above which only equal texts are equal
+_MOST_PAIRS = 12  # formulas of a list that are compared with each of another list
 
 
 def same_answer(answer: str, gold: str) -> bool:
@@ -127,55 +47,227 @@ def same_answer(answer: str, gold: str) -> bool:
     """
     if len(answer) > MAX_ANSWER:
         return False
-    ours, golden = as_integer(answer), as_integer(gold)
-    if ours is not None and golden is not None:
-        return ours == golden
-    if _canonical(answer) == _canonical(gold):
+    ours, golden = plain(answer), plain(gold)
+    if max(depth(ours), depth(golden)) > _DEEPEST:
+        return canonical(ours) == canonical(golden)
+    return _same(ours, golden)
+
+
+def _same(answer: str, gold: str) -> bool:
+    """``same_answer`` of two texts in ``plain`` spelling, or of parts of them."""
+    if not answer or not gold:
+        return answer == gold
+    if canonical(answer) == canonical(gold):
         return True
-    words = as_words(gold)
-    if words is not None:  # math-verify reads words as products of letters, so "seat" would be "east"
-        return as_words(answer) == words
-    base, gold_base = _BASE.search(answer.strip()), _BASE.search(gold.strip())
-    if gold_base and base and base[1] != gold_base[1]:
-        return False  # math-verify drops the base of 2516_8
-    for bare, bracketed in ((answer, gold), (gold, answer)):
-        content = _BRACKETED.match(bracketed.strip())
-        if content and "," in bare and not re.search(r"[()\[\]{}]", bare):
-            # math-verify takes the solutions "1, -2" and the point or interval (-2, 1) for one set
-            return _canonical(bare) == _canonical(content[1])
-    if _NORMAL_FORM.match(answer) and "=" not in gold:
-        return False  # math-verify takes the right side of "x + y - 17 = 0" for its value
-    return _math_verify(answer, gold)
-
-
-def _canonical(answer: str) -> str:
-    text = _TEXT.sub(r"\1", answer.replace("\\left", "").replace("\\right", ""))
-    text = re.sub(r"\\[dt]frac", r"\\frac", text)
-    return _without_spaces(text).rstrip(".")
-
-
-@lru_cache(maxsize=4096)
-def _parse(answer: str) -> Any:
-    from math_verify import LatexExtractionConfig, parse
-
-    # A box makes math-verify read the whole answer: "41 or 42" becomes a set, never the 42 in it. A wide space
-    # separates.
-    boxed = "\\boxed{" + re.sub(r"\\q?quad\b", ",", _THOUSANDS.sub("", answer)) + "}"
-    # Without its alarm, which works in a main thread only; the worker's own time limit takes its place.
-    return parse(
-        boxed, [LatexExtractionConfig(boxed_match_priority=0)], fallback_mode="no_fallback", parsing_timeout=None
-    )
-
-
-def _math_verify(answer: str, gold: str) -> bool:
-    from math_verify import verify
-
-    parsed_gold = _parse(gold)
-    parsed = _parse(answer)
-    if not parsed_gold or not parsed:
+    for decide in (_as_numbers, _as_texts, _as_numerals, _as_unions, _as_brackets, _as_equations, _as_matrices):
+        verdict = decide(answer, gold)
+        if verdict is not None:
+            return verdict
+    if words_within(answer) != words_within(gold):  # math-verify reads words as products of letters
         return False
-    # As a percentage 50% may be written 50 or 0.5; math-verify decides. The gold answer comes first.
-    return bool(verify(parsed_gold, parsed, timeout_seconds=None))
+    return symbolic.same_form(answer, gold)
+
+
+def _as_numbers(answer: str, gold: str) -> bool | None:
+    try:
+        ours, golden = read_number(answer), read_number(gold)
+    except TooLarge:
+        return False
+    if ours is not None and golden is not None:
+        return ours.equals(golden)
+    if ours is None and golden is None:
+        return None
+    other = gold if golden is None else answer
+    return False if len(other) > 1 and as_text(other) is not None else None  # a word is no number
+
+
+def _as_texts(answer: str, gold: str) -> bool | None:
+    """Compare with a gold answer that is text. A single letter may be a variable."""
+    golden, ours = as_text(gold), as_text(answer)
+    if golden is None:
+        return None
+    if ours is None and len(golden) == 1:
+        return None
+    return ours == golden
+
+
+def _as_numerals(answer: str, gold: str) -> bool | None:
+    """Compare numerals with a base, such as 2516_8. The base may be left out."""
+    golden, ours = _BASE.fullmatch(gold), _BASE.fullmatch(answer)
+    if golden is None or not golden[1][0].isdigit():
+        return None
+    if ours is None:
+        return answer == golden[1]
+    return ours.groups() == golden.groups()
+
+
+# ---------------------------------------------------------------------- brackets
+
+
+def _as_unions(answer: str, gold: str) -> bool | None:
+    """Compare unions part by part, in any order. Other spellings of a set are left to math-verify."""
+    if not _SEVERAL_SETS.search(answer) and not _SEVERAL_SETS.search(gold):
+        return None
+    ours, golden = _joined(answer), _joined(gold)
+    return (len(ours) == len(golden) > 1 and _same_in_any_order(ours, golden)) or symbolic.same_form(answer, gold)
+
+
+def _joined(text: str) -> list[str]:
+    r"""Return the parts of a union, or of inequalities joined by "or"."""
+    return split_at(_OR.sub(r"\\cup ", text), r"\cup")
+
+
+def _as_brackets(answer: str, gold: str) -> bool | None:
+    ours, golden = _shape_of(answer), _shape_of(gold)
+    if ours is None or golden is None:
+        return None if ours is golden else _single_in_brackets(answer, gold, ours, golden)
+    kinds = {ours.kind, golden.kind}
+    if kinds == {""} or "{}" in kinds:
+        return _as_sets(answer, gold, ours, golden)
+    if kinds == {"", "()"}:  # the solutions 1, 2 for the point (1, 2), in its order
+        return not (ours.said or golden.said) and _same_in_order(ours.parts, golden.parts)
+    return len(kinds) == 1 and _same_in_order(ours.parts, golden.parts)
+
+
+def _as_sets(answer: str, gold: str, ours: Shape, golden: Shape) -> bool:
+    """Compare sets and bare lists. A set of one element equals the element, whatever its brackets."""
+    if ours.kind == "{}" and len(ours.parts) == 1 and golden.kind not in ("", "{}"):
+        return _same(ours.parts[0], gold)
+    if golden.kind == "{}" and len(golden.parts) == 1 and ours.kind not in ("", "{}"):
+        return _same(answer, golden.parts[0])
+    if not {ours.kind, golden.kind} <= {"", "{}"}:
+        return False
+    if "{}" in (ours.kind, golden.kind):
+        ours, golden = _distinct(ours), _distinct(golden)
+    names = [_names(shape) for shape in (ours, golden)]
+    if max(map(len, names)) > 1 and names[0] != names[1]:  # x = 1, y = 2 for 1, 2
+        return _same_in_order(ours.parts, golden.parts)
+    return _same_in_any_order(ours.parts, golden.parts)
+
+
+def _shape_of(text: str) -> Shape | None:
+    """Return the brackets of a text, of the interval that an inequality describes, or of two values by one sign."""
+    named = _NAMED.match(text)
+    listed = read_shape(text) if named else None
+    if listed is not None and sum(_NAMED.match(part) is not None for part in listed.parts) > 1:
+        return listed  # x = 1, y = 2 and not x = (1, y = 2)
+    bare = text[named.end() :] if named else text
+    interval = read_interval(bare)
+    if interval is not None:
+        return interval[1]
+    shape = read_shape(bare)
+    if shape is not None:
+        if shape.kind in ("()", "[]") and len(shape.parts) == 1:
+            return _shape_of(shape.parts[0]) if shape.kind == "()" else None
+        if shape.kind == "{}" and len(shape.parts) == 1 and not bare.startswith("\\"):  # braces that only group
+            return _shape_of(shape.parts[0])
+        return shape
+    if bare.count(r"\pm") == 1:
+        plus, minus = bare.replace(r"\pm", "+").lstrip("+ "), bare.replace(r"\pm", "-")
+        return Shape("", (plus, minus))
+    return None
+
+
+def _names(shape: Shape) -> set[str]:
+    """Return the variables whose values a list gives."""
+    return {named[1] for part in shape.parts if (named := _NAMED.match(part))}
+
+
+def _single_in_brackets(answer: str, gold: str, ours: Shape | None, golden: Shape | None) -> bool | None:
+    """Compare a value with brackets: a set of one element equals the element. None: a formula decides."""
+    shape, single = (golden, answer) if ours is None else (ours, gold)
+    assert shape is not None
+    if shape.kind == "{}" and len(shape.parts) == 1 and shape.parts[0] != r"\emptyset":
+        pair = (single, shape.parts[0]) if ours is None else (shape.parts[0], single)
+        return _same(*pair)
+    if read_number(single) is not None or as_text(single) is not None or shape.kind == "":
+        return False
+    return None
+
+
+def _distinct(shape: Shape) -> Shape:
+    """Return a set without repeated elements, as far as their spelling or value shows it."""
+    parts: dict[object, str] = {}
+    for part in shape.parts:
+        number = read_number(part)
+        parts.setdefault(canonical(part) if number is None or number.vote is None else number.vote, part)
+    return Shape(shape.kind, tuple(parts.values()), shape.said)
+
+
+def _same_in_order(ours: Sequence[str], golden: Sequence[str]) -> bool:
+    return len(ours) == len(golden) and all(map(_same, ours, golden))
+
+
+def _same_in_any_order(ours: Sequence[str], golden: Sequence[str]) -> bool:
+    """Compare lists in any order: equal spellings first, then numbers by their size, then each formula with each."""
+    if len(ours) != len(golden):
+        return False
+    left, right = _without_common(ours, golden)
+    numbers = [[number for part in side if (number := read_number(part)) is not None] for side in (left, right)]
+    if len(numbers[0]) == len(left) and len(numbers[1]) == len(right):
+        by_size = [sorted(side, key=lambda number: number.place) for side in numbers]
+        return all(map(Number.equals, by_size[0], by_size[1]))
+    if len(left) > _MOST_PAIRS:
+        return _same_in_order(left, right)
+    for part in left:
+        found = next((other for other in right if _same(part, other)), None)
+        if found is None:
+            return False
+        right.remove(found)
+    return True
+
+
+def _without_common(ours: Sequence[str], golden: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return both lists without the parts that are written alike in both."""
+    common = Counter(map(canonical, ours)) & Counter(map(canonical, golden))
+    kept = []
+    for side in (ours, golden):
+        left = Counter(common)
+        rest = []
+        for part in side:
+            spelt = canonical(part)
+            if left[spelt]:
+                left[spelt] -= 1
+            else:
+                rest.append(part)
+        kept.append(rest)
+    return kept[0], kept[1]
+
+
+# ---------------------------------------------------------------------- equations and matrices
+
+
+def _as_equations(answer: str, gold: str) -> bool | None:
+    """Compare values that stand after an equals sign: "x = 5" is 5, and "6 * 7 = 42" is 42."""
+    ours, golden = split_at(answer, "="), split_at(gold, "=")
+    if len(ours) == len(golden) == 1:
+        return _without_units(answer, gold)
+    if len(golden) == 1:
+        return False if _NORMAL_FORM.fullmatch(answer) else _same(ours[-1], gold)
+    if len(ours) == 1:
+        named = _NAMED.match(gold) is not None or read_number(golden[0]) is not None
+        return _same(answer, golden[-1]) if named else False
+    if len(ours) == len(golden) == 2 and canonical(ours[0]) == canonical(golden[0]) and _NAMED.match(gold):
+        return _same(ours[1], golden[1])
+    return None
+
+
+def _without_units(answer: str, gold: str) -> bool | None:
+    """Compare formulas of which one ends with a unit that the other leaves out."""
+    ours, golden = split_unit(answer), split_unit(gold)
+    if (ours is None) == (golden is None):
+        return None
+    return _same(answer if ours is None else ours[0], gold if golden is None else golden[0])
+
+
+def _as_matrices(answer: str, gold: str) -> bool | None:
+    ours, golden = read_matrix(answer), read_matrix(gold)
+    if ours is None or golden is None:
+        return None
+    return len(ours) == len(golden) and all(map(_same_in_order, ours, golden))
+
+
+# ---------------------------------------------------------------------- responses
 
 
 def accuracy(text: str, gold: str) -> float:
@@ -183,7 +275,7 @@ def accuracy(text: str, gold: str) -> float:
 
     Args:
         text: the response.
-        gold: the gold answer; a mark around it (``\boxed{}``, ``####``) is allowed.
+        gold: the gold answer, or a list of them (``read_golds``); a mark around one (``\boxed{}``) is allowed.
 
     Raises:
         ValueError: there is no gold answer.
@@ -193,24 +285,32 @@ def accuracy(text: str, gold: str) -> float:
 
 def judge_answer(answer: str | None, gold: str) -> float:
     """``accuracy`` of an answer that ``extract_answer`` found."""
-    if not gold.strip():
+    golds = [one for one in read_golds(gold) if one.strip()]
+    if not golds:
         raise ValueError("the problem has no gold answer, which reward kind `math` needs")
     if answer is None:
         return 0.0
+    return float(any(same_answer(answer, _bare(one)) for one in golds))
+
+
+def _bare(gold: str) -> str:
     marked = extract_answer(gold)
-    return float(same_answer(answer, _unwrap(gold) if marked is None else marked))
+    return unwrap(gold) if marked is None else marked
 
 
 def vote(answer: str | None) -> str | None:
     """Return an answer in a form in which most equal answers are equal texts, for majority votes; or None."""
     if not answer:
         return None
-    number = as_integer(answer)
-    return vote_text(_canonical(answer)) if number is None else str(number)
+    if len(answer) > MAX_ANSWER:
+        return vote_text(answer)
+    text = plain(answer)
+    try:
+        number = read_number(text)
+    except TooLarge:
+        number = None
+    known = None if number is None else number.vote
+    return vote_text(canonical(text)) if known is None else known
 
 
-def warm_up() -> None:
-    """Import math-verify and its parser, so that the first response is not charged for it."""
-    for name in ("math_verify", "latex2sympy2_extended"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # it warns once that its timeouts are off
-    _math_verify(r"\frac{1}{3}", r"\frac{2}{6}")
+warm_up = symbolic.warm_up

@@ -34,6 +34,13 @@ class Began(StrictMessage):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class Warming(StrictMessage):
+    """A function's first call in this worker begins (``done`` is false) or is over; its result counts for nothing."""
+
+    type: Literal["warming"]
+    done: bool
+
+
 class Judged(StrictMessage):
     """A verdict."""
 
@@ -44,7 +51,7 @@ class Judged(StrictMessage):
     time: float  # of the machine's monotonic clock, the same in all processes
 
 
-Message = Loading | Ready | Failed | Began | Judged
+Message = Loading | Ready | Failed | Began | Warming | Judged
 _ADAPTER: TypeAdapter[list[Message]] = TypeAdapter(list[Annotated[Message, Field(discriminator="type")]])
 
 

@@ -2,7 +2,8 @@
 
 One thread, no callbacks: all progress on the driver's side happens inside ``submit`` and ``poll``, and none of it waits
 for a worker that does not read or write. A worker holds one batch at a time and answers item by item, so when it hangs
-or dies, the item it was at is known: that one failed, those after it go to the next worker.
+or dies, the item it was at is known: that one failed, those after it go to the next worker. An item whose worker was
+killed from outside is tried once more: it may have had nothing to do with it.
 
 ``dapo.processes.workers`` starts and ends the processes.
 """
@@ -19,10 +20,10 @@ from pathlib import Path
 from dapo.errors import RewardError
 from dapo.processes.guarded import GuardedProcess
 from dapo.processes.wire import WireError
-from dapo.processes.workers import ENDED, START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
+from dapo.processes.workers import ENDED, MOST_ENDS, OUTSIDE, START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
 from dapo.rewards.function import read_values
 from dapo.rewards.judges import Outcome, Verifier
-from dapo.rewards.messages import Began, Failed, Judged, Message, Ready, read_messages
+from dapo.rewards.messages import Began, Failed, Judged, Message, Ready, Warming, read_messages
 from dapo.rewards.question import Question, Questions
 from dapo.system import limits_memory
 from dapo.types.batch import Completion, Prompt
@@ -44,6 +45,7 @@ class _Item:
     verifier: int
     seconds: float  # time limit
     question: Question
+    again: bool = False  # its worker was killed, and it is tried once more
 
 
 class _Worker(GuardedWorker):
@@ -51,6 +53,8 @@ class _Worker(GuardedWorker):
         super().__init__(process)
         self.batch: deque[_Item] = deque()  # sent and not answered, in order
         self.digest: str | None = None  # of the verdict it is at
+        self.warming = False  # in a function's first call, which no response is charged for
+        self.warmed = 0  # such calls that it began
         self.told = 0  # how many of the pool's hopeless verdicts it knows
 
 
@@ -92,6 +96,7 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
         self._queue: deque[_Item] = deque()
         self._told_start = False
         self._told_memory = False
+        self._warms = True  # functions are called once before their first response, as that ended no worker yet
         self._pace = 0.0  # seconds of a verdict, as they were lately
         self._hopeless: dict[str, None] = {}  # digests of verdicts that cost a worker, in order of coming
         self.losses = Losses(workers)
@@ -138,7 +143,7 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
             now = time.monotonic()
             if why is not None:
                 self._lose(worker, why)
-            elif not worker.ready:
+            elif worker.warming or not worker.ready:
                 self._mind_start(worker, now - worker.since)
             elif worker.batch and now - worker.since > worker.batch[0].seconds:
                 self._lose(worker, f"timeout: no answer within {worker.batch[0].seconds:g} s")
@@ -156,6 +161,11 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
                 self._refuse(worker, error)
             case Began(item=item, digest=digest) if worker.batch and worker.batch[0].id == item:
                 worker.digest = digest
+            case Warming(done=False) if worker.batch and not worker.warming and worker.warmed < len(self._verifiers):
+                worker.loading = "the first call of a reward function"
+                worker.warming, worker.warmed, worker.since = True, worker.warmed + 1, time.monotonic()
+            case Warming(done=True) if worker.warming:
+                worker.warming, worker.since = False, time.monotonic()
             case Judged(item=item, outcome=outcome) if worker.batch and worker.batch[0].id == item:
                 if not isinstance(outcome, str):
                     try:
@@ -164,6 +174,7 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
                         raise WireError(str(error)) from None
                 worker.batch.popleft()
                 worker.digest = None
+                self._ends = 0
                 self._answers.append(Finished(item, outcome, message.answer))
                 # The next item began when this one ended, which may have been a while ago, and never in the future.
                 ended = max(worker.since, min(message.time, time.monotonic()))
@@ -204,9 +215,18 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
         self.losses.restarts += 1
         if exit_code is not None:
             reason = f"crash: the process ended with code {exit_code}"
+        if worker.warming:  # the response is innocent: it is asked without such a call
+            self._warms = False
+            self._queue.extendleft(reversed(worker.batch))
+            return
         if worker.ready:
+            self._ends += 1
             if worker.batch:
-                self._fail(worker.batch.popleft(), reason, worker.digest)
+                item = worker.batch[0]
+                if exit_code in OUTSIDE and not item.again and self._ends < MOST_ENDS:
+                    item.again = True
+                else:
+                    self._fail(worker.batch.popleft(), reason, worker.digest)
             self._queue.extendleft(reversed(worker.batch))
             return
         self._failed_starts += 1
@@ -237,7 +257,7 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
                 items = [(item.id, item.verifier, item.question) for item in worker.batch]
                 new = list(self._hopeless)[worker.told :]
                 worker.told = len(self._hopeless)
-                worker.send((items, new))
+                worker.send((items, new, self._warms))
         idle = sum(not worker.batch for worker in self._workers)
         while len(self._workers) < self._limit and idle < len(self._queue):
             self._start_worker()

@@ -1,7 +1,7 @@
 """Parts of a response that travel to a worker: no more than its judge reads.
 
-``math``, ``exact`` and ``regex`` read the response and the gold answer; ``task`` and ``code`` the prompt's record as
-well; a user's function may look at anything.
+``math``, ``exact``, ``last_number`` and ``regex`` read the response and the gold answer; ``task`` and ``code`` the
+prompt's record as well; a user's function may look at anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 from dapo.types.batch import Completion, Prompt
 from dapo.types.enums import FinishReason
 
-Kind = Literal["math", "exact", "regex", "task", "function", "code"]  # services and environments have no verifier
+Kind = Literal[
+    "math", "exact", "last_number", "regex", "task", "function", "code"
+]  # services and environments have no verifier
 Question = tuple[str, str] | tuple[bytes, str] | tuple[bytes, bytes]
 _KEPT = 512  # prompts whose pickle is remembered: the responses of a group have one
 

@@ -1,4 +1,4 @@
-"""Reward ``service``: a judge or reward model behind HTTP, asked in batches by threads of the driver.
+"""Reward ``service``: a judge or reward model behind HTTP, asked in batches from a thread of the driver.
 
 Questions wait in a queue; up to ``concurrency`` requests are under way. Equal questions are asked once. A service that
 is away (no connection, no answer in time, 429, 502, 503, 504) is asked again, with growing pauses, until this question
@@ -6,16 +6,17 @@ or all of them went unanswered for ``outage_limit`` seconds; later ones are then
 with another error or with nonsense is asked ``retries`` times more; a batch is then asked question by question, so that
 one question cannot cost the others their scores.
 
-The driver waits for nothing: ``submit`` and ``poll`` look at what the threads left.
+The driver waits for nothing: ``submit`` and ``poll`` look at what the requests left. Replies are read in threads of
+their own, in limited time: a pattern may backtrack and a parser may hang.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import random
-import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -26,19 +27,26 @@ from typing import Any
 
 from dapo.config.schema import Reward
 from dapo.errors import RewardError
-from dapo.http import HttpError, post, read_key
+from dapo.http import Background, Client, HttpError, in_a_thread, read_key
 from dapo.rewards.function import describe, describe_error, load_function, read_values
 from dapo.rewards.judges import Outcome
+from dapo.rewards.simple import compile_pattern
 from dapo.types.batch import Completion, Prompt
 
 log = logging.getLogger(__name__)
 
 AWAY = (408, 425, 429, 502, 503, 504)
 """Answers that say: not now."""
-SCORE = r"[Ss]core:?\s*\**\s*(-?(?:\d++(?:\.\d++)?+|\.\d++)(?:[eE][-+]?\d++)?+(?:\s*[/%]|,\d|\s+(?:out\s+)?of\b)?)"
+SCORE = (
+    r"[Ss]core:?\s*+\**+\s*+"
+    r"(-?(?:\d++(?:\.\d++)?+|\.\d++)(?:[eE][-+]?\d++)?+(?:\s*+[/%]|,\d|\s++(?:out\s++)?of\b)?)"
+)
 """How a reply of ``api: openai`` says its score, where the recipe does not say it. It takes in what makes the number
-another one (``1/10``, ``50%``), so that the score is then none."""
+another one (``1/10``, ``50%``), so that the score is then none. It gives nothing back, so its time grows with the
+reply's length alone."""
 _SHORTEST, _LONGEST = 0.5, 30.0  # seconds of a pause
+_READING = 10.0  # seconds for the replies of a request, as rewards with a pattern have by default
+_ENDING = 2.0  # seconds for requests that are taken back
 _KEPT = 65_536  # verdicts that are remembered, for equal questions
 _TOLD = 30.0  # seconds without the service after which that is said, and again at each doubling
 
@@ -72,7 +80,7 @@ class ServicePool:
     """Asks a service for the scores of responses."""
 
     def __init__(self, reward: Reward, told: threading.Condition) -> None:
-        """Describe a pool; threads start with the first question.
+        """Describe a pool; nothing is asked before the first question.
 
         Args:
             reward: of ``kind: service``.
@@ -83,7 +91,8 @@ class ServicePool:
         """
         assert reward.url is not None
         self._reward, self._url = reward, reward.url
-        self._key = _key(reward)
+        self._client = Client(_key(reward))
+        self._background: Background | None = None
         forms: dict[str, Callable[[Reward], _Form]] = {"dapo": _Own, "openai": _Chat, "classify": _Classify}
         self._form = forms[reward.api](reward)
         self._size = 1 if reward.api == "openai" else reward.batch
@@ -94,9 +103,7 @@ class ServicePool:
         self._known: dict[str, Outcome] = {}
         self._done: list[tuple[int, Outcome]] = []
         self._pending = 0
-        self._threads: list[threading.Thread] = []
-        self._idle = 0
-        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()  # a request each
         self._away_since: float | None = None  # no request was answered since
         self._tell_at = _TOLD
         self._random = random.Random(0)  # spreads pauses; no result depends on it
@@ -114,15 +121,16 @@ class ServicePool:
             self._pending += 1
             if digest in self._known:
                 self._done.append((item, self._known[digest]))
-            elif digest in self._open:
+                self._told.notify_all()
+                return
+            if digest in self._open:
                 self._open[digest].items.append(item)
-            else:
-                asked = self._open[digest] = _Asked(digest, question, [item])
-                self._waiting.append(asked)
-                if not self._idle and len(self._threads) < self._reward.concurrency:
-                    self._threads.append(threading.Thread(target=self._serve, name="judge", daemon=True))
-                    self._threads[-1].start()
-            self._told.notify_all()
+                return
+            asked = self._open[digest] = _Asked(digest, question, [item])
+            self._waiting.append(asked)
+        if self._background is None:
+            self._background = Background("judge")
+        self._background.do_soon(self._fill)
 
     def take(self) -> list[tuple[int, Outcome]]:
         """Return the items that have a verdict; the caller holds ``told``."""
@@ -131,81 +139,102 @@ class ServicePool:
         return done
 
     def close(self) -> None:
-        """Forget what is pending. A request under way ends by its time limit, unseen."""
-        with self._told:
-            self._closed = True
-            self._waiting.clear()
-            self._again.clear()
-            self._told.notify_all()
+        """End the requests under way, and forget what is pending."""
+        if self._background is not None and not self._background.closed:
+            self._background.call(self._end())
+            self._background.stop()
 
-    # ------------------------------------------------------------------ a thread
+    # ------------------------------------------------------------------ in the other thread
 
-    def _serve(self) -> None:
-        while (batch := self._next()) is not None:
-            try:
-                self._ask(batch)
-            except Exception as error:  # a mistake of ours: no response waits for ever
-                self._settle(batch, [f"service: {describe_error(error)}"] * len(batch.asked))
+    async def _end(self) -> None:
+        self._waiting.clear()
+        self._again.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_ENDING)
+        await self._client.close()
+
+    def _fill(self) -> None:
+        """Begin requests for what waits, up to ``concurrency``."""
+        while len(self._tasks) < self._reward.concurrency and (batch := self._next()) is not None:
+            task = asyncio.get_running_loop().create_task(self._serve(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._leave)
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._fill()
+
+    async def _serve(self, batch: _Batch) -> None:
+        try:
+            await self._ask(batch)
+        except Exception as error:  # a mistake of ours: no response waits for ever
+            self._settle(batch, [f"service: {describe_error(error)}"] * len(batch.asked))
 
     def _next(self) -> _Batch | None:
-        """Return the next batch, waited for; None: the pool is closed."""
+        """Return the next batch; None: nothing waits."""
         with self._told:
-            self._idle += 1
-            while not (self._waiting or self._again or self._closed):
-                self._told.wait()
-            self._idle -= 1
-            if self._closed:
-                return None
             if self._again:
                 return self._again.popleft()
-            return _Batch([self._waiting.popleft() for _ in range(min(self._size, len(self._waiting)))])
+            asked = [self._waiting.popleft() for _ in range(min(self._size, len(self._waiting)))]
+            return _Batch(asked) if asked else None
 
-    def _ask(self, batch: _Batch) -> None:
+    async def _ask(self, batch: _Batch) -> None:
         """Ask until there is an answer, or no patience left."""
-        while not self._closed:
+        while True:
             try:
                 url, body = self._form.request(self._url, [each.question for each in batch.asked])
-                answer = post(url, body, self._reward.seconds, self._key)
+                answer = await self._client.post(url, body, self._reward.seconds)
                 self._answered()
-                outcomes = self._form.read(_json(answer), len(batch.asked))
+                outcomes = await self._read(answer, len(batch.asked))
             except HttpError as error:
                 if error.status is not None and error.status not in AWAY:
                     self._answered()
                     if error.status < 500:
                         self._settle(batch, [f"service: {error}"[:400]] * len(batch.asked))
                         return
-                    if not self._fails(batch, str(error)):
+                    if not await self._fails(batch, str(error)):
                         return
-                elif not self._is_away(batch, str(error), error.wait):
+                elif not await self._is_away(batch, str(error), error.wait):
                     return
             except _Nonsense as error:
-                if not self._fails(batch, str(error)):
+                if not await self._fails(batch, str(error)):
                     return
             else:
                 self._settle(batch, outcomes)
                 return
+
+    async def _read(self, answer: bytes, count: int) -> list[Any]:
+        """Return what an answer says, read outside of this thread, which all requests share."""
+        try:
+            return await in_a_thread(lambda: self._form.read(_json(answer), count), seconds=_READING)
+        except TimeoutError:
+            how = "parser" if self._reward.parser else "pattern"
+            why = f"timeout: the {how} did not read the reply within {_READING:g} s"
+            return [why] * count
 
     def _answered(self) -> None:
         """Take note that the service is there."""
         with self._told:
             self._away_since, self._tell_at = None, _TOLD
 
-    def _fails(self, batch: _Batch, why: str) -> bool:
+    async def _fails(self, batch: _Batch, why: str) -> bool:
         """Take note of an answer that was none; False: the batch is not asked again as it is."""
         batch.failures += 1
         batch.away_since = None
         if batch.failures <= self._reward.retries:
-            self._pause(batch, None)
+            await self._pause(batch, None)
             return True
         if len(batch.asked) == 1:
             self._settle(batch, [f"service: {why}"[:400]])
             return False
         with self._told:
             self._again.extend(_Batch([each]) for each in batch.asked)
-            self._told.notify_all()
         return False
 
-    def _is_away(self, batch: _Batch, why: str, wait: float | None) -> bool:
+    async def _is_away(self, batch: _Batch, why: str, wait: float | None) -> bool:
         """Take note of a service that is away; False: it was for too long."""
         now = time.monotonic()
         batch.away_since = now if batch.away_since is None else batch.away_since
@@ -226,18 +255,15 @@ class ServicePool:
                 why,
                 self._reward.outage_limit,
             )
-        self._pause(batch, wait, self._reward.outage_limit - away)
+        await self._pause(batch, wait, self._reward.outage_limit - away)
         return True
 
-    def _pause(self, batch: _Batch, seconds: float | None, most: float = _LONGEST) -> None:
+    async def _pause(self, batch: _Batch, seconds: float | None, most: float = _LONGEST) -> None:
         """Wait before the next try: ``seconds``, or twice as long as before, and at most ``most`` seconds."""
         if seconds is None:
             seconds = min(_LONGEST, _SHORTEST * 2 ** min(batch.pauses, 10)) * self._random.uniform(0.5, 1.0)
         batch.pauses += 1
-        until = time.monotonic() + min(seconds, most)
-        with self._told:
-            while not self._closed and (left := until - time.monotonic()) > 0:
-                self._told.wait(left)
+        await asyncio.sleep(min(seconds, most))
 
     def _settle(self, batch: _Batch, outcomes: Sequence[Any]) -> None:
         """Hand out the verdicts; only scores are remembered, a failure may be another's tomorrow."""
@@ -333,7 +359,7 @@ class _Chat(_Form):
 
     def __init__(self, reward: Reward) -> None:
         super().__init__(reward)
-        self._pattern = re.compile(reward.pattern or SCORE)
+        self._pattern = compile_pattern(reward.pattern or SCORE, "service")
         self._parser: Callable[[str], Any] | None = None if reward.parser is None else load_function(reward.parser)
 
     def question(self, prompt: Prompt, response: str) -> Question:
@@ -357,7 +383,7 @@ class _Chat(_Form):
                 return [_no_text(self._parser(reply))]
             except Exception as error:
                 return [f"exception: {describe_error(error)} (raised by {self._reward.parser})"]
-        found = self._pattern.findall(reply)
+        found = self._pattern.findall(reply, timeout=_READING)
         if not found:
             raise _Nonsense(f"the reply has no score by {self._pattern.pattern!r}: {reply[-80:]!r}")
         last = found[-1] if isinstance(found[-1], str) else found[-1][0]

@@ -7,7 +7,7 @@ from collections import deque
 import regex  # as re, and its matching takes a time limit
 
 from dapo.errors import RewardError
-from dapo.rewards.text import MAX_ANSWER, normalise, vote_text
+from dapo.rewards.text import MAX_ANSWER, normalise, read_golds, vote_text
 
 # The most characters that NFKC makes one of (Greek letters with three accents): a text this many times as long as the
 # gold answer cannot equal it.
@@ -64,11 +64,15 @@ def find_answer(text: str, pattern: regex.Pattern[str] | None, seconds: float | 
 
 
 def equals(answer: str | None, gold: str) -> float:
-    """1.0 when both are the same text after ``normalise``, else 0.0. The gold answer's length bounds the work."""
+    """1.0 when both are the same text after ``normalise``, else 0.0. The gold answer's length bounds the work.
+
+    Of a list of gold answers (``read_golds``) any one counts.
+    """
     if answer is None:
         return 0.0
-    flat, golden = " ".join(answer.split()), normalise(gold)
-    return float(len(flat) <= _COMPOSED * len(golden) and normalise(flat) == golden)
+    flat = " ".join(answer.split())
+    golds = map(normalise, read_golds(gold))
+    return float(any(len(flat) <= _COMPOSED * len(golden) and normalise(flat) == golden for golden in golds))
 
 
 def vote(answer: str | None) -> str | None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from dapo.rewards.math import extract_answer
+from dapo.rewards.marks import extract_answer
 from dapo.types.batch import Completion, Prompt
 
 SIGNED_SUM = "signed_sum"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import unicodedata
 from functools import lru_cache
 
@@ -28,3 +29,19 @@ def vote_text(answer: str) -> str:
         return answer
     checksum = hashlib.sha256(answer.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{answer[: MAX_ANSWER // 2]}… ({len(answer)} characters, {checksum})"
+
+
+def read_golds(gold: str) -> list[str]:
+    """Return the gold answers that a text holds: those of a JSON list of texts, else the text itself.
+
+    >>> read_golds('["1/2", "0.5"]'), read_golds("[1, 2]")
+    (['1/2', '0.5'], ['[1, 2]'])
+    """
+    if gold.startswith("[") and gold.endswith("]") and '"' in gold:
+        try:
+            listed = json.loads(gold)
+        except (ValueError, RecursionError):
+            return [gold]
+        if isinstance(listed, list) and all(isinstance(one, str) for one in listed):
+            return listed
+    return [gold]

@@ -3,9 +3,9 @@
 Talks over one socket in the frames of ``dapo.processes.wire``:
 
     driver -> worker   the rewards, then batches: (a list of (item id, reward, ``question.Question``), new digests that
-                       are hopeless)
+                       are hopeless, whether functions are called once before)
     worker -> driver   the messages of ``dapo.rewards.messages``, some in a frame: loading, ready or failed; then began
-                       and done for every item
+                       and done for every item, and warming before and after a function's first call
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import os
 import pickle
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 from dapo.processes.wire import answer_frame, receive
 from dapo.rewards.judges import Judge, Verifier, ask, make_judge
 from dapo.rewards.question import Question, read_question
+from dapo.rewards.text import read_golds
 from dapo.system import end_with_parent_if_asked
 
 _LONG = 1 << 16  # characters of a response that is not read while a verdict waits to be sent
@@ -42,10 +44,14 @@ def main(descriptor: int) -> None:
         return
     answers.send({"type": "ready"})
     hopeless: set[str] = set()
+    cold = {index for index, judge in enumerate(judges) if judge.read is None}
     while True:
-        items, more = _next(connection)
+        items, more, warms = _next(connection)
         hopeless.update(more)
         for item, index, question in items:
+            if warms and index in cold:
+                _warm(answers, judges[index], question)
+            cold.discard(index)
             _judge(answers, judges[index], item, question, hopeless)
         answers.send()
 
@@ -76,6 +82,18 @@ def _judge(answers: _Answers, judge: Judge, item: int, question: Question, hopel
     prompt, completion = read_question(question)
     outcome, answer = ask(judge, prompt, completion, hopeless=hopeless, begin=began)
     answers.keep({"type": "done", "item": item, "outcome": outcome, "answer": answer, "time": time.monotonic()})
+
+
+def _warm(answers: _Answers, judge: Judge, question: Question) -> None:
+    """Call a function once with a made-up response, so that what it imports at first is charged to no response.
+
+    The response is the gold answer in a box: most functions then get as far as with a real one.
+    """
+    answers.send({"type": "warming", "done": False})
+    prompt, completion = read_question(question)
+    gold = next(iter(read_golds(prompt.answer)), "")
+    ask(judge, prompt, replace(completion, text=f"Answer: \\boxed{{{gold}}}", answer=None, turns=()))
+    answers.send({"type": "warming", "done": True})
 
 
 def _next(connection: socket.socket) -> Any:

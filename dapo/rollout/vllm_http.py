@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.links import install
+from dapo.http import Client, HttpError
 from dapo.rollout.requests import sequence_of
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import FloatArray, IntArray, SampleRequest, VersionArray
@@ -59,27 +59,11 @@ class Wire:
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(f"the server's address is {address!r}; expected something like 'http://127.0.0.1:8000'")
-        try:
-            import aiohttp
-        except ImportError as error:
-            raise EngineError(
-                f"rollouts from a vLLM server need aiohttp, which is not installed: {install('vllm_server')}"
-            ) from error
         self.address = address.rstrip("/")
-        self._headers = {"Accept-Encoding": "identity"}  # a small answer that unpacks to a large one is none of ours
-        if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._http = aiohttp
-        self._session: Any = None
-
-    async def open(self) -> None:
-        """Make the connection pool; connections are made as requests need them."""
-        connector = self._http.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
-        self._session = self._http.ClientSession(connector=connector, headers=self._headers, auto_decompress=False)
+        self._client = Client(api_key, idle=_IDLE_SECONDS, proxies=False)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._client.close()
 
     async def call(
         self,
@@ -108,24 +92,16 @@ class Wire:
             Unreachable: No whole answer came, none within ``timeout`` seconds, or one larger than it can be.
         """
         most = _MOST_BYTES + tokens * _BYTES_PER_TOKEN
-        limits = self._http.ClientTimeout(total=timeout, sock_connect=30.0)
         try:
-            async with self._session.request(
-                method, self.address + path, json=body, params=query, timeout=limits
-            ) as answer:
-                raw, status = bytearray(), int(answer.status)
-                async for piece in answer.content.iter_chunked(_PIECE):
-                    raw += piece
-                    if len(raw) > most:
-                        raise Unreachable(f"the answer to {path} is larger than {most} bytes; it cannot be vLLM's")
-        except TimeoutError as error:
-            raise Unreachable(f"no answer to {path} in time") from error
-        except (self._http.ClientError, OSError) as error:
-            raise Unreachable(f"{path}: {error or type(error).__name__}") from error
+            answer = await self._client.send(
+                method, self.address + path, body=body, query=query, timeout=timeout, limit=most
+            )
+        except HttpError as error:
+            raise Unreachable(f"{path}: {error}") from error
         try:
-            return status, json.loads(raw)
+            return answer.status, json.loads(answer.body)
         except (ValueError, RecursionError):
-            return status, raw[:_PIECE].decode(errors="replace")
+            return answer.status, answer.body[:_PIECE].decode(errors="replace")
 
     async def must(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """``call`` for routes that a working server does not refuse.

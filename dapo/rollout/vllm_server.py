@@ -7,16 +7,15 @@ as long as it lives, a dead one for ``patience`` seconds.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
-import threading
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dapo.errors import EngineError
+from dapo.http import Background
 from dapo.models.weights import read_shapes
 from dapo.rollout.inbox import EngineInbox, check_idle
 from dapo.rollout.requests import Gate
@@ -86,16 +85,14 @@ class ServerEngine:
         self._patience = patience
         self._wire = Wire(address, api_key)
         self._lease = ServerLease(self._wire, self._name, work)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._name} server", daemon=True)
-        self._thread.start()
+        self._background = Background(f"{self._name} server")
         try:
             facts = self._call(self._begin(longest, vocabulary, config))
             self._inbox = EngineInbox(Gate(vocabulary, facts.context, strings))
             self._dispatcher = self._call(self._dispatch(facts, heartbeat, strings))
         except BaseException:
             self._call(self._give_up())
-            self._stop()
+            self._background.stop()
             raise
 
     @property
@@ -212,15 +209,14 @@ class ServerEngine:
 
     def close(self) -> None:
         """Drop everything unfinished."""
-        if self._loop.is_closed():
+        if self._background.closed:
             return
         self._call(self._dispatcher.close())
-        self._stop()
+        self._background.stop()
 
     # ------------------------------------------------------------------ the other thread
 
     async def _begin(self, longest: int, vocabulary: int, config: Mapping[str, Any] | None) -> ServerFacts:
-        await self._wire.open()
         return await inspect(
             self._wire, self._lease, longest=longest, vocabulary=vocabulary, patience=self._patience, config=config
         )
@@ -262,18 +258,8 @@ class ServerEngine:
         except EngineError:
             work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return self._background.call(work)
 
     def _check_open(self) -> None:
-        if self._loop.is_closed():
+        if self._background.closed:
             raise EngineError("the engine is closed; make a new one")
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

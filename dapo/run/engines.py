@@ -38,21 +38,16 @@ from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine
 from dapo.weights.exchange import WeightExchange
 
-_PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
-
 
 def missing_package(recipe: Recipe) -> str | None:
     """Why engine, learner or backend of the recipe cannot start, and the next move; None if all packages are there."""
     if missing := missing_of_learner(recipe) or missing_ray(recipe):
         return missing
-    engine = recipe.rollout.engine
-    package = _PACKAGES.get(engine)
-    if package is None or importlib.util.find_spec(package) is not None:
+    if recipe.rollout.engine != "vllm" or importlib.util.find_spec("vllm") is not None:
         return None
-    without_cuda = " (without CUDA: `make setup-vllm`, then .venv-vllm/bin/dapo)" if engine == "vllm" else ""
     return (
-        f"rollout.engine: {engine} needs the package {package}, which is not installed: "
-        f"`{install(engine)}`{without_cuda}, or set rollout.engine: embedded. See docs/engines.md"
+        f"rollout.engine: vllm needs the package vllm, which is not installed: `{install('vllm')}` (without CUDA: "
+        "`make setup-vllm`, then .venv-vllm/bin/dapo), or set rollout.engine: embedded. See docs/engines.md"
     )
 
 

@@ -32,7 +32,7 @@ from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import read_samples
 from dapo.observe.text import clean, interval, number, percent
-from dapo.run.model import make_facts, make_model
+from dapo.run.model import make_facts, make_model, with_folder
 from dapo.run.sampling import stop_tokens
 from dapo.types.model import ModelFacts, check_fingerprint
 
@@ -126,11 +126,12 @@ def load_trained(run: Path, step: int | None = None) -> LoadedModel:
 def _load_trained(folder: RunFolder, step: int | None, console: Console) -> tuple[Recipe, Path, LoadedModel]:
     recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe
     saved = CheckpointStore(folder.checkpoints).path(step)
-    facts = make_facts(recipe, console)  # another model is refused before any weight of it is read
+    here = with_folder(recipe, console.say)
+    facts = make_facts(here, console)  # another model is refused before any weight of it is read
     with reading(saved):
         with as_damage(saved):
             check_fingerprint(load_state(saved)["fingerprint"], dict(facts.fingerprint), saved)
-        loaded = make_model(recipe, console, facts)
+        loaded = make_model(here, console, facts)
         load_weights(saved / "learner", loaded)
     return recipe, saved, loaded
 

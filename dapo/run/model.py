@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from dapo.config.schema import Model, Recipe
 from dapo.learner.determinism import reserve_workspace
-from dapo.models.builtin import cache_folder, check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
+from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
+from dapo.models.cached import cache_folder
 from dapo.models.facts import read_facts
+from dapo.models.gguf_file import check_gguf, dequantised, is_gguf
 from dapo.models.load import check_configuration, check_files, find_device, load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_word_tokenizer
@@ -74,6 +77,23 @@ def facts_without_weights(model: Model, tokenizer: Any) -> ModelFacts:
     return read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)
 
 
+def with_folder(recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+    """Return the recipe with the folder of its dequantised weights in place of a GGUF file; any other as it is.
+
+    Args:
+        recipe: as it was given.
+        say: hears where the folder is, and what making it costs.
+
+    Raises:
+        ModelError: the file cannot be read.
+        NotInstalled: the package gguf is missing.
+    """
+    if not is_gguf(recipe.model.path):
+        return recipe
+    folder = dequantised(recipe.model.path, _models_cache(recipe), say)
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})})
+
+
 def check_model(model: Model) -> None:
     """Refuse a device, a built-in name or a model folder before anything is made, read or warmed up.
 
@@ -96,6 +116,8 @@ def check_model_path(path: str, *, weights: bool = True) -> None:
     """
     if is_builtin(path):
         check_builtin_name(path)
+    elif is_gguf(path):
+        check_gguf(path)
     elif weights:
         check_files(path)
     else:
@@ -146,7 +168,7 @@ def model_path(name: str, recipe: Recipe, console: Console) -> str:
 
 
 def _models_cache(recipe: Recipe) -> Path:
-    """Return where built-in models are kept: the user's cache, or beside the runs.
+    """Return where models that are made here are kept: the user's cache, or beside the runs.
 
     Machines of a Ray cluster share the folder of the runs and perhaps no home; a home may be read-only.
     """

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.check_data import ENVIRONMENT, source_name
-from dapo.config.deployment import is_by_the_clock, keeps_8_bits
-from dapo.config.schema import Recipe
+from dapo.config.deployment import engine_kind, is_by_the_clock, keeps_8_bits
+from dapo.config.schema import Model, Recipe
 from dapo.config.secrets import redact
 from dapo.data.load import PreparedData, prepare
 from dapo.data.mixture import MixtureStream
@@ -25,7 +25,7 @@ from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingC
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts
-from dapo.loop.sync_check import MOST, MOST_OF_8_BITS, SyncCheck
+from dapo.loop.sync_check import MOST, MOST_OF_8_BITS, MOST_OF_FLOAT32, SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
@@ -47,7 +47,15 @@ from dapo.run.given import (
     make_stream_of,
 )
 from dapo.run.learners import without_adapter
-from dapo.run.model import check_model, check_model_path, facts_without_weights, make_facts, make_model, make_tokenizer
+from dapo.run.model import (
+    check_model,
+    check_model_path,
+    facts_without_weights,
+    make_facts,
+    make_model,
+    make_tokenizer,
+    with_folder,
+)
 from dapo.run.places import open_places
 from dapo.run.sampling import make_sampling, make_validation_sampling, stop_tokens
 from dapo.run.session import Session
@@ -173,7 +181,7 @@ class RewardParts:
             make_sampling(self.recipe, self.facts),
             seed=self.recipe.run.seed,
             tolerance=self.recipe.trainer.sync_check_tolerance,
-            most=MOST_OF_8_BITS if keeps_8_bits(self.recipe) else MOST,
+            most=_most_accepted(self.recipe),
             near_ties=self.facts.has_experts and self.recipe.model.dtype != "float32",
         )
 
@@ -189,6 +197,14 @@ class RewardParts:
         return EpochStream(
             self.data.train, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs
         )
+
+
+def _most_accepted(recipe: Recipe) -> float:
+    """Return the mean gap, nats, that the first sync check accepts without a look at the model's own rounding."""
+    if keeps_8_bits(recipe):
+        return MOST_OF_8_BITS
+    exact = recipe.model.dtype == "float32" and recipe.model.matmul_precision == "highest"
+    return MOST_OF_FLOAT32 if engine_kind(recipe) == "embedded" and exact else MOST
 
 
 def reward_session(
@@ -217,6 +233,7 @@ def reward_session(
     given = given.with_named(recipe)
     deployment = deployment_of(recipe, engine_given=given.engine is not None, training=training)
     _check_here(recipe, deployment)
+    on_disk = with_folder(recipe, console.say).model  # the recipe keeps what was given: a resume compares it
     with ExitStack() as undo:  # what is there already, if something after it cannot be made
         if given.scorer is None:
             own = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
@@ -224,7 +241,7 @@ def reward_session(
             if own.sandbox is not None:
                 console.say(own.sandbox)
             scorer: Scorer = own
-        tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
+        tokenizer = make_tokenizer(on_disk, recipe.data.chat_template)
         texts = make_texts(recipe, tokenizer)
         printed = None if folder is None else folder / "environment.txt"
         playing = start_environment(recipe, tokenizer, workers=worker_count(recipe), output=printed)
@@ -234,7 +251,7 @@ def reward_session(
                 console.say(playing.sandbox)
             for note in playing.notes:
                 console.warn(note)
-        data = _prepared(recipe, tokenizer, console, training, playing)
+        data = _prepared(recipe, on_disk, tokenizer, console, training, playing)
         context = Context(recipe, tokenizer, data.train, folder)
         if given.scorer is not None:
             scorer = make_scorer_of(given.scorer, context)
@@ -247,7 +264,7 @@ def reward_session(
             if playing is not None:
                 playing = playing.moved(recipe, places.transport(folder), deployment.environment_hosts, printed)
                 undo.callback(playing.pool.close)
-        loaded, facts = _model_of(recipe, deployment, console)
+        loaded, facts = _model_of(recipe.model_copy(update={"model": on_disk}), deployment, console)
         check_fits(recipe, facts, data, training=training)
         exchange = make_exchange(recipe, deployment, facts, folder, places)
         undo.callback(exchange.close)
@@ -257,7 +274,9 @@ def reward_session(
         else:
             engine = start_engine(recipe, deployment, context, training=training, places=places, exchange=exchange)
         undo.callback(engine.close)
-        named = all(reward.kind in ("math", "exact") for reward in recipe.rewards if reward.name == "accuracy")
+        named = all(
+            reward.kind in ("math", "exact", "last_number") for reward in recipe.rewards if reward.name == "accuracy"
+        )
         episodes = _episodes(recipe, playing, texts, facts)
         rollouts = Rollouts(engine, scorer, texts, episodes, names_answers=named)
         return Session(
@@ -322,7 +341,7 @@ def check_end_of_turn(recipe: Recipe, playing: Playing, facts: ModelFacts) -> No
 
 
 def _prepared(
-    recipe: Recipe, tokenizer: Any, console: Console, training: bool, playing: Playing | None
+    recipe: Recipe, model: Model, tokenizer: Any, console: Console, training: bool, playing: Playing | None
 ) -> PreparedData:
     """Read the data, and print what became of each source and the first prompt.
 
@@ -333,8 +352,8 @@ def _prepared(
         console.say(line)
     for warning in unknown_in_prompts(data, tokenizer) if training else ():
         console.warn(warning)
-    if not is_builtin(recipe.model.path):
-        check_fits(recipe, facts_without_weights(recipe.model, tokenizer), data, training=training)
+    if not is_builtin(model.path):
+        check_fits(recipe, facts_without_weights(model, tokenizer), data, training=training)
     return data
 
 

@@ -21,7 +21,7 @@ from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.observe.console import Console
 from dapo.run.deployment import Deployment, deployment_of
-from dapo.run.model import check_model, facts_without_weights, make_facts, make_model, make_tokenizer
+from dapo.run.model import check_model, facts_without_weights, make_facts, make_model, make_tokenizer, with_folder
 from dapo.run.sampling import stop_tokens
 from dapo.run.session import Session
 from dapo.run.weights import make_exchange
@@ -79,9 +79,10 @@ def supervised_session(recipe: Recipe, console: Console, folder: Path | None = N
         RecipeError: an example is longer than the model reads.
     """
     check_model(recipe.model)
-    tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
+    model = with_folder(recipe, console.say).model  # the recipe keeps what was given: a resume compares it
+    tokenizer = make_tokenizer(model, recipe.data.chat_template)
     built_in = is_builtin(recipe.model.path)
-    facts = make_facts(recipe, console) if built_in else facts_without_weights(recipe.model, tokenizer)
+    facts = make_facts(recipe, console) if built_in else facts_without_weights(model, tokenizer)
     examples = prepare_demonstrations(recipe.sft, recipe.data, tokenizer, stop_tokens(recipe, facts))
     for line in [*examples.lines, *shown(examples.train[0], tokenizer)]:
         console.say(line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +13,11 @@ from dapo.config.schema import Recipe
 from dapo.data.encode import CutError, continuation
 from dapo.errors import RecipeError
 from dapo.loop.sampling.texts import Texts, Thinking
-from dapo.models.decode import DecodeSpec, TagWritingTokenizer, make_decode, specials
+from dapo.models.decode import Decode, DecodeSpec, TagWritingTokenizer, make_decode, specials
 from dapo.rollout.stops import StopStrings
-from dapo.types.batch import IntArray
+from dapo.types.batch import IdArray, IntArray
+
+log = logging.getLogger(__name__)
 
 _TAIL = 256  # tokens of a prompt whose end is read
 _PROMPTS = 1024  # whose end is remembered: the responses of a group have one
@@ -40,13 +44,35 @@ def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
         )
     reader = TagWritingTokenizer(tokenizer, [token for ids in kept.values() for token in ids]) if kept else tokenizer
     return Texts(
-        make_decode(reader, data.response_prefix),
+        _telling_unknown(make_decode(reader, data.response_prefix), len(tokenizer)),
         response_prefix=data.response_prefix or "",
         first_stop=StopStrings(tokenizer).first if stop else None,
         keep_stop=recipe.rollout.include_stop_str_in_output,
         thinking=_thinking(recipe, tokenizer, reader) if data.thinking.enabled else None,
         decode_all=lambda rows: [str(tokenizer.decode(row.tolist(), skip_special_tokens=False)) for row in rows],
     )
+
+
+def _telling_unknown(decode: Decode, known: int) -> Decode:
+    """Warn once when a response holds an id beyond the tokenizer's ``known`` tokens, which decoding drops.
+
+    An embedding may have more rows than the tokenizer has tokens, and a model can sample each of them.
+    """
+    told = False
+
+    def telling(ids: Sequence[IdArray]) -> list[str]:
+        nonlocal told
+        if not told and (most := max((int(row.max()) for row in ids if len(row)), default=0)) >= known:
+            told = True
+            log.warning(
+                "the model sampled id %d, and its tokenizer has %d tokens: the embedding has rows that no text uses. "
+                "Such ids read as nothing; many of them mean that the tokenizer belongs to another model",
+                most,
+                known,
+            )
+        return decode(ids)
+
+    return telling
 
 
 def decode_spec(recipe: Recipe, tokenizer: Any, name: str) -> DecodeSpec:

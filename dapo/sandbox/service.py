@@ -15,7 +15,7 @@ import json
 import math
 from typing import Any
 
-from dapo.http import HttpError, post, read_key
+from dapo.http import Background, Client, HttpError, read_key
 from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
 
 _GRACE = 30.0  # seconds beyond a program's time limit for the service and the network
@@ -32,6 +32,7 @@ class ServiceSandbox:
             api_key_variable: environment variable whose value is sent as a bearer token; None: none is.
         """
         self._url, self._variable = url, api_key_variable
+        self._background: Background | None = None
 
     def start(self) -> str:
         """Run a first program; see ``Sandbox``."""
@@ -50,15 +51,27 @@ class ServiceSandbox:
         except ValueError as error:
             raise SandboxError(str(error)) from None
         try:
-            answer = json.loads(post(self._url, asked, timeout + _GRACE, key, limit=8 * output + (1 << 20)))
-            return _read(answer, output)
+            if self._background is None:
+                self._background = Background("sandbox")
+            answer = self._background.call(self._post(key, asked, timeout + _GRACE, 8 * output + (1 << 20)))
+            return _read(json.loads(answer), output)
         except HttpError as error:
             raise SandboxError(f"the sandbox at {self._url}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise SandboxError(f"the sandbox at {self._url} gave no answer of the documented form: {error}") from None
 
+    async def _post(self, key: str | None, asked: Any, seconds: float, limit: int) -> bytes:
+        client = Client(key)
+        try:
+            return await client.post(self._url, asked, seconds, limit=limit)
+        finally:
+            await client.close()
+
     def close(self) -> None:
-        """End nothing: no connection is kept."""
+        """End the thread that asks; no connection is kept."""
+        if self._background is not None:
+            self._background.stop()
+            self._background = None
 
 
 def _read(answer: Any, limit: int) -> Ran:

@@ -74,6 +74,7 @@ class Prompt:
     source: str  # name of the data source it came from
     extra: Mapping[str, Any] = field(default_factory=Columns)  # JSON-able record for the verifier
     chat: Mapping[str, Any] | None = None  # its messages and tools, where a template writes each turn's prompt afresh
+    messages: tuple[Mapping[str, Any], ...] = ()  # of a row that holds a conversation; () for one that holds text
 
     def __post_init__(self) -> None:
         if not isinstance(self.extra, Columns):

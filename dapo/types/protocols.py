@@ -243,6 +243,21 @@ class Learner(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class KnowsRounding(Protocol):
+    """A learner that measures what its precision costs.
+
+    Example: ``dapo.learner.driver.LearnerDriver``.
+    """
+
+    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+        """Return how far rounding moves each response token's log-probability, nats, all rows in one array.
+
+        The model's own forward pass, as transformers has it, runs in its type and in a wider one. None where that
+        cannot be measured.
+        """
+
+
 class Scorer(Protocol):
     """Score responses, at once or in worker processes. Every submitted key comes back exactly once.
 

@@ -56,7 +56,6 @@ def test_every_file_names_the_same_repository():
 
 def test_an_extra_is_installed_by_the_packages_that_it_consists_of(monkeypatch):
     assert re.fullmatch(r"pip install 'peft>=[\d.]+'", install("lora"))
-    assert re.fullmatch(r"pip install 'aiohttp>=[\d.]+'", install("vllm_server"))
     assert install("report").count("'") == 8
 
     def absent(name):

@@ -92,7 +92,8 @@ class Data(Section, resume="fixed"):
     train: list[TrainSource] = Field(min_length=1)
     """Where training problems come from."""
     validation: list[DataSource] = Field(default_factory=list)
-    """Held-out sets. Problems that are also in the training data are taken out of training, and counted."""
+    """Held-out sets. Problems that are also in the training data are taken out of training, counted, and
+    shown with both texts. Two texts are one problem if their letters, digits and signs of arithmetic are."""
     stream: Hook | None = None
     """Your own order of the training prompts, ``package.module:Class``, called with the run's context
     (docs/extending.md). ``shuffle``, ``epochs``, ``curriculum`` and the weights of sources are then not read."""
@@ -136,17 +137,23 @@ class Data(Section, resume="fixed"):
 class Reward(Section):
     name: Annotated[str, FIXED] = "accuracy"
     """Name in metrics and rollouts. Exactly one reward of a response must be called ``accuracy``."""
-    kind: Literal["math", "exact", "regex", "task", "function", "code", "service", "environment"] = "math"
+    kind: Literal["math", "exact", "last_number", "regex", "task", "function", "code", "service", "environment"] = (
+        "math"
+    )
     """``math``: the last ``\\boxed{...}``, line ``Answer: ...`` or line ``#### ...``, compared as mathematics; a number
-    without such a mark is no answer. ``exact``: text equality after normalising. ``regex``. ``task``: the data
-    source's own scorer (procedural tasks). ``function``: yours. ``code``: the response is a Python program, which runs
-    in a sandbox against tests. ``service``: a judge or reward model behind HTTP. ``environment``: the environment's
-    score of this name, or, without one, the sum of the rewards of its replies."""
+    without such a mark is no answer. ``exact``: text equality after normalising. ``last_number``: the last number of
+    the response equals the gold answer's. ``regex``. ``task``: the data source's own scorer (procedural tasks).
+    ``function``: yours. ``code``: the response is a Python program, which runs in a sandbox against tests.
+    ``service``: a judge or reward model behind HTTP. ``environment``: the environment's score of this name, or, without
+    one, the sum of the rewards of its replies."""
     function: Hook | None = None
-    """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers)."""
+    """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers). Reward functions
+    of TRL and verl are recognised by their parameters (docs/rewards.md). ``async def`` is awaited."""
     pattern: str | None = None
     """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1). For ``service`` with ``api:
     openai``: finds the score in the reply (group 1, its last match); null: ``Score: NUMBER``."""
+    tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """For ``last_number``: largest difference from the gold answer, as a share of it. 0: equal."""
     reads: Literal["answer", "response", "turn", "episode"] | None = None
     """With ``data.thinking``: what follows the thinking (``answer``), or the whole response (for a pattern that looks
     at the tags). With an environment: the model's last turn (``turn``), or all that the model wrote (``episode``).

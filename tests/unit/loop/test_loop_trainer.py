@@ -11,7 +11,15 @@ from quick import quick
 from scripted import random_world
 from scripted_run import STEPS, make_run
 
-from dapo.errors import AccuracyUnknown, CheckpointError, EngineError, LearnerError, RewardError, SamplingStopped
+from dapo.errors import (
+    AccuracyUnknown,
+    CallbackError,
+    CheckpointError,
+    EngineError,
+    LearnerError,
+    RewardError,
+    SamplingStopped,
+)
 from dapo.metrics.stats import Sum
 from dapo.types.batch import LearnStep
 from dapo.types.evidence import DataEnded
@@ -265,6 +273,40 @@ def test_whatever_fails_in_a_step_the_steps_before_are_saved_and_a_resume_is_the
     again = make_run(tmp_path / "failed", resume=True, **options)
     assert again()
     assert run.trained + again.trained == whole.trained
+    assert weights(again) == weights(whole)
+    assert [again.recorder.row(step) for step in (4, 5, 6)] == [whole.recorder.row(step) for step in (4, 5, 6)]
+
+
+@pytest.mark.parametrize("error", [SystemExit(5), KeyboardInterrupt(), CallbackError("mine")])
+@pytest.mark.parametrize("place", ["a step's event", "an evaluation's event", "a checkpoint's event", "preparing"])
+def test_whatever_leaves_the_loop_saves_first(place, error, tmp_path):
+    """A callback that exits, for example; the resume is the run that nothing left."""
+    options = WORLD | {"steps": 6, "save_every": 3 if place == "a checkpoint's event" else 0, "evaluate_every": 1}
+    whole = make_run(tmp_path / "whole", **options)
+    assert whole()
+    run = make_run(tmp_path / "left", **options)
+    recorder, at = run.recorder, 4 if place == "preparing" else 3
+    holder, name = {
+        "a step's event": (recorder, "step"),
+        "an evaluation's event": (recorder, "evaluation"),
+        "a checkpoint's event": (recorder, "saved"),
+        "preparing": (run.method, "prepare"),
+    }[place]
+    works = getattr(holder, name)
+
+    def leaves(step, *rest, **options):
+        done = works(step, *rest, **options)
+        if step == at:
+            raise error
+        return done
+
+    setattr(holder, name, leaves)
+    with pytest.raises(type(error)):
+        run()
+    assert run.saved[-1] == 3
+    assert sorted(recorder.rows) == [0, 1, 2, 3]
+    again = make_run(tmp_path / "left", resume=True, **options)
+    assert again()
     assert weights(again) == weights(whole)
     assert [again.recorder.row(step) for step in (4, 5, 6)] == [whole.recorder.row(step) for step in (4, 5, 6)]
 

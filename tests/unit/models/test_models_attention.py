@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from dapo.models.packed_attention import CALL_COST, PackedContext, Segment, plan_buckets
+from dapo.models import packed_attention
+from dapo.models.packed_attention import CALL_COST, PLAIN_KEYS, PackedContext, Segment, plan_buckets
 
 # Two prompts with responses, one prompt without any, and a response that attends to nothing but its prompt and itself.
 SEGMENTS = [
@@ -56,6 +57,34 @@ def test_output_and_gradients_equal_attention_written_out(kv_heads, options):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     for gradient, right in zip(found_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, right, rtol=0, atol=1e-12)
+
+
+def gradients(inputs, factor, dtype, segments, times=1.0):
+    q, k, v = (x.to(dtype).requires_grad_() for x in inputs)
+    found = PackedContext(segments, torch.device("cpu")).attend(torch.nn.Identity(), q * times, k, v, scaling=0.5)
+    return [x.double() for x in torch.autograd.grad((found * factor.to(dtype)).sum(), (q, k, v))]
+
+
+def error(found, right):
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("times", [1.0, 12.0])  # scores of some tens: rounded to bfloat16 they would be off by 0.1
+@pytest.mark.parametrize("prompt", [3, PLAIN_KEYS, PLAIN_KEYS + 1])
+def test_gradients_in_bfloat16_are_as_near_as_the_kernels(prompt, times, monkeypatch):
+    """Both sides of the limit, a prompt alone and responses of unequal lengths, which are padded."""
+    ends = [prompt, prompt + 5, prompt + 6, prompt + 40]
+    segments = [Segment(0, prompt), *(Segment(a, b, (0, prompt)) for a, b in itertools.pairwise(ends))]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, heads, ends[-1], 16, generator=generator).bfloat16() for heads in (4, 2, 2)]
+    factor = torch.randn(1, ends[-1], 4, 16, generator=generator).bfloat16()
+    right = gradients(inputs, factor, torch.float64, segments, times)
+    chosen = gradients(inputs, factor, torch.bfloat16, segments, times)
+    monkeypatch.setattr(packed_attention, "PLAIN_KEYS", 0)
+    kernel = gradients(inputs, factor, torch.bfloat16, segments, times)
+    assert error(chosen, right) < 1.5 * error(kernel, right) < 0.05
+    if prompt <= PLAIN_KEYS:
+        assert error(chosen, kernel) > 0
 
 
 def test_large_scores_stay_finite():

@@ -9,7 +9,8 @@ import pytest
 import torch
 from small_recipe import small_recipe
 
-from dapo.models.builtin import cache_folder, find_builtin_model
+from dapo.models.builtin import find_builtin_model
+from dapo.models.cached import cache_folder
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.console import Console
 from dapo.run.model import model_path

@@ -7,12 +7,15 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from dapo.config.schema import Lora
 from dapo.errors import ModelError
 from dapo.models import attention, loaded, packed_attention, tokenizer
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.run.export import write_adapter
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +150,58 @@ def test_a_damaged_folder_is_refused_by_name(folder, damage, message):
     with pytest.raises(ModelError, match=message) as refused:
         load_model(folder)
     assert str(folder) in str(refused.value)
+
+
+@pytest.mark.parametrize(("row", "value"), [(5, float("nan")), (79, float("inf"))])  # ids that the probe may not meet
+def test_numbers_that_are_none_are_called_so(folder, row, value):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][row, 3] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"1 of 5,120 numbers of model\.embed_tokens\.weight are NaN or infinite"):
+        load_model(folder)
+
+
+def only_an_adapter(folder, *, with_config):
+    """What PEFT saves, alone or in a folder with the configuration of its model."""
+    for file in folder.iterdir():
+        if file.name != "config.json" or not with_config:
+            file.unlink()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "some/base"}))
+    save_file({"base_model.model.x.lora_A.weight": torch.zeros(1)}, folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+def test_an_adapter_alone_is_to_be_merged_first(folder, with_config):
+    only_an_adapter(folder, with_config=with_config)
+    said = r"but an adapter of some/base: merge it first.*merge_and_unload\(\)"
+    with pytest.raises(ModelError, match=said) as refused:
+        load_model(folder)
+    assert str(folder) in str(refused.value)
+
+
+def test_the_advice_to_merge_an_adapter_gives_the_model_that_was_trained(folder, tmp_path):
+    from peft import AutoPeftModelForCausalLM
+
+    trained = load_model(folder, attention_mode="padded", lora=Lora(rank=2, modules_to_save=["norm"]))
+    with torch.no_grad():
+        for parameter in trained.model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1
+    write_adapter(tmp_path / "adapter", trained)
+    tuned = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    tuned.merge_and_unload().save_pretrained(tmp_path / "whole")
+    for file in folder.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "whole")
+    ids = torch.tensor([[6, 18, 29, 76]])
+    merged = load_model(tmp_path / "whole", attention_mode="padded").model(ids).logits
+    torch.testing.assert_close(merged, trained.model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_folder_of_gguf_files_is_told_to_name_one(tmp_path):
+    (tmp_path / "b.gguf").touch()
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(ModelError, match=rf"2 GGUF files; name one: model\.path={tmp_path}/a\.gguf"):
+        load_model(tmp_path)
 
 
 def test_a_path_that_is_not_there_is_refused():

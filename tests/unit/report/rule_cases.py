@@ -89,8 +89,8 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
     ),
     ("clip_share", {"train__clip_low": late(0.16, 0.0)}, "bad", {"train__clip_low": late(0.049, 0.0)}, ()),
     ("clip_share", {"train__clip_dual": 0.021}, "warn", {"train__clip_dual": 0.019}, ()),
-    ("sampler_gap", {"train__gap_mean_current": 0.051}, "warn", {"train__gap_mean_current": 0.049}, ()),
-    ("sampler_gap", {"train__gap_mean_current": 0.21}, "bad", {"train__gap_mean": 0.21}, ()),
+    ("sampler_gap", {"train__gap_mean_current": 0.101}, "warn", {"train__gap_mean_current": 0.099}, ()),
+    ("sampler_gap", {"train__gap_mean_current": 0.31}, "bad", {"train__gap_mean": 0.31}, ()),
     (
         "sampler_gap",
         {"train__gap_mean_current": late(0.031, 0.01)},
@@ -99,8 +99,8 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
         (),
     ),
     ("sampler_gap", {"train__correction_share": 0.11}, "warn", {"train__correction_share": 0.09}, ()),
-    ("sync_gap", {"train__sync_gap": at({5}, 0.026, 0.001)}, "warn", {"train__sync_gap": 0.024}, ()),
-    ("sync_gap", {"train__sync_gap": at({5}, 0.051, 0.001)}, "bad", {"train__sync_gap": 0.024}, ()),
+    ("sync_gap", {"train__sync_gap": at({5}, 0.041, 0.001)}, "warn", {"train__sync_gap": 0.039}, ()),
+    ("sync_gap", {"train__sync_gap": at({5}, 0.051, 0.001)}, "bad", {"train__sync_gap": 0.039}, ()),
     (
         "sync_gap",
         {"train__sync_gap": at({5}, 0.00009, 0.00003), "train__sync_accepted": 0.0001},

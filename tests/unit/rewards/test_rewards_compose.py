@@ -125,7 +125,7 @@ def test_math_in_a_worker(make: Any) -> None:
     texts = [r"\boxed{\frac{84}{2}}", "Answer: 41", "42", "#### 42"]
     scores = score_all(scorer, texts)
     assert [s.reward for s in scores] == [1, 0, 0, 1]
-    assert [s.answer for s in scores] == [r"\frac{84}{2}", "41", None, "42"]
+    assert [s.answer for s in scores] == ["42", "41", None, "42"]  # equal numbers vote alike
     assert scorer.stats()["scored"] == 4
 
 

@@ -1,45 +1,80 @@
-"""Extraction and comparison of mathematical answers."""
+"""Extraction and comparison of mathematical answers.
+
+``math_pairs.txt`` and ``math_marks.txt`` beside this file hold the pairs, conventions marked as such.
+"""
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dapo.rewards.math import accuracy, as_integer, extract_answer, same_answer
+from dapo.rewards.latex import plain
+from dapo.rewards.marks import extract_answer
+from dapo.rewards.math import accuracy, judge_answer, same_answer, vote, warm_up
+from dapo.rewards.numbers import read_number
+
+HERE = Path(__file__).parent
+
+
+def read_table(name: str) -> Iterator[tuple[str, str, str, bool]]:
+    """Sign, gold answer, answer or response, and whether it is right."""
+    for line in (HERE / name).read_text(encoding="utf-8").splitlines():
+        if line and line[0] not in "#[":
+            sign, _, rest = line.partition(" ")
+            gold, answer, *ours = rest.split(" | ")
+            yield sign, gold, answer.replace("\u23ce", "\n"), (ours[0] if ours else sign[0]) == "="
+
+
+def pairs() -> Iterator[tuple[str, str, bool]]:
+    """Answer, gold answer, right: both directions where the sign is single."""
+    for sign, gold, answer, right in read_table("math_pairs.txt"):
+        yield answer, gold, right
+        if len(sign) == 1:
+            yield gold, answer, right
+
+
+PAIRS = list(pairs())
+MARKS = [(text, gold, right) for _, gold, text, right in read_table("math_marks.txt")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports() -> None:
+    warm_up()
+
+
+def test_the_table_has_its_size() -> None:
+    assert len(PAIRS) > 400
+    assert len(MARKS) > 40
+
+
+@pytest.mark.parametrize(("answer", "gold", "right"), PAIRS, ids=[f"{one} for {gold}" for one, gold, _ in PAIRS])
+def test_pairs(answer: str, gold: str, right: bool) -> None:
+    assert accuracy(f"So we get \\boxed{{{answer}}}.", gold) == float(right)
+
+
+@pytest.mark.parametrize(("text", "gold", "right"), MARKS, ids=[f"{text!r} for {gold}" for text, gold, _ in MARKS])
+def test_marks(text: str, gold: str, right: bool) -> None:
+    assert accuracy(text, gold) == float(right)
 
 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (r"So the result is $\boxed{42}$.", "42"),
         (r"\boxed{\frac{1}{\sqrt{2}}} is it", r"\frac{1}{\sqrt{2}}"),
         (r"\boxed{\left\{ 1, 2 \right\}}", r"\left\{ 1, 2 \right\}"),
-        (r"\boxed{41} no, rather \boxed{42}", "42"),
-        (r"\fbox{7}", "7"),
         (r"\boxed 7", "7"),
-        ("Answer: 42", "42"),
-        ("so\nAnswer: $42$.\n", "42"),
-        ("**Answer:** 42", "42"),
-        ("**Final Answer: 42**", "42"),
         ("### The final answer:\n\n42", "42"),
-        (r"**Final Answer**: $\boxed{42}$", "42"),
         (r"Answer: \(42\)", "42"),
-        ("Final Answer: The final answer is $42$. I hope it is correct.", "42"),
-        ("48/2 = 24\n#### 72", "72"),
-        ("#### 1,234", "1,234"),
-        (r"\boxed{41}" + "\nAnswer: 42", "42"),
         ("Answer: 41\n" + r"Wait: \boxed{42}", "42"),
-        # headings, and words about answers, are no answers
         ("#### Step 3: the sum\n" + r"\boxed{5}" + "\n#### 2. Check", "5"),
-        (r"\boxed{5} Let me check the answer: 3 < 5.", "5"),
-        # never merely mentioned
-        ("The answer is 42", None),
-        ("42", None),
-        ("I think 41 or 42", None),
         ("", None),
-        # an unfinished box is no answer
-        (r"\boxed{42", None),
         (r"\boxed{41} then \boxed{42", "41"),
     ],
 )
@@ -47,105 +82,63 @@ def test_the_last_marked_answer_counts(text: str, answer: str | None) -> None:
     assert extract_answer(text) == answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "number"),
-    [
-        ("42", 42),
-        ("042", 42),
-        ("42.0", 42),
-        ("-5", -5),
-        ("- 5", -5),
-        ("\N{MINUS SIGN}5", -5),
-        ("+5", 5),
-        ("1,234,567", 1234567),
-        (r"1{,}234", 1234),
-        (r"1\,234", 1234),
-        (r"20,\!000", 20000),
-        (r"\$42", 42),
-        (r"336^\circ", 336),
-        (r"336^{\circ}", 336),
-        (r"42 \text{ cm}", 42),
-        (r"42\text{ cm}^2", 42),
-        ("9" * 30, int("9" * 30)),
-        ("42.5", None),
-        ("1 2", None),
-        ("1,2", None),
-        (r"\frac{1}{2}", None),
-        (r"42\%", None),
-        ("", None),
-        ("9" * 5000, None),
-    ],
-)
-def test_whole_numbers_are_read_exactly(answer: str, number: int | None) -> None:
-    assert as_integer(answer) == number
+DECIMALS = st.decimals(min_value=-1000, max_value=1000, places=6, allow_nan=False).map(str)
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    [
-        ("0.5", r"\frac{1}{2}"),
-        (r"\dfrac12", r"\frac{1}{2}"),
-        (r"\frac{84}{2}", "42"),
-        ("x = 42", "42"),
-        (r"6 \cdot 7 = 42", "42"),
-        ("x = 0", "0"),
-        ("3 - 3 = 0", "0"),
-        ("x + y = 7", "7"),
-        (r"(0, \infty)", r"(0,\infty)"),
-        (r"\left(3,\frac{\pi}{2}\right)", r"\left( 3, \frac{\pi}{2} \right)"),
-        ("Evelyn", r"\text{Evelyn}"),
-        (r"\text{evelyn}", r"\text{Evelyn}"),
-        ("C", r"\text{(C)}"),
-        (r"\{2, 1\}", "1, 2"),
-        (r"2\sqrt{3}", r"\sqrt{12}"),
-        (r"50\%", "50"),
-        ("336", r"336^\circ"),
-        ("2516_8", r"2516_{8}"),
-        ("1234", "1,234"),
-        ("(x+1)^2", "x^2+2x+1"),
-        ("(1, -2)", "1,-2"),
-        ("-2, 1", "1,-2"),
-        ("100000000000000000000001", "100000000000000000000001"),
-    ],
-)
-def test_equal_answers_in_other_words(answer: str, gold: str) -> None:
-    assert same_answer(answer, gold)
+@settings(deadline=None)
+@given(DECIMALS, DECIMALS)
+def test_decimals_are_equal_when_their_values_are(one: str, other: str) -> None:
+    assert same_answer(one, other) == (Fraction(one) == Fraction(other))
+    assert same_answer(f"({one}, 1)", f"({other}, 1)") == (Fraction(one) == Fraction(other))
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    [
-        ("43", "42"),
-        ("41 or 42", "42"),
-        ("41, 42", "42"),
-        (r"41 \quad 42", "83"),
-        ("1 2", "12"),
-        (r"42 \neq 41", "42"),
-        (r"42 \pm 1", "42"),
-        ("seat", r"\text{east}"),
-        ("seat", "east"),
-        ("2516_9", "2516_8"),
-        ("100000000000000000000002", "100000000000000000000001"),
-        (str(2**64 + 5), "5"),
-        (r"\frac{1}{3}", r"\frac{1}{2}"),
-        ("[0, 1]", "(0, 1)"),
-        ("(-2,1)", "1,-2"),
-        ("1,-2", r"\left(-2,1\right)"),
-        ("x", "42"),
-        ("5x - 11y + z - 17 = 0", "0"),
-        ("", "42"),
-        ("4" * 3000, "4" * 2999),
-    ],
-)
-def test_different_answers(answer: str, gold: str) -> None:
-    assert not same_answer(answer, gold)
+@settings(deadline=None)
+@given(st.integers(-999, 999), st.integers(1, 999), st.integers(1, 12))
+def test_a_decimal_equals_a_fraction_that_it_is_and_not_one_that_it_rounds(top: int, below: int, digits: int) -> None:
+    fraction = Fraction(top, below)
+    rounded = Fraction(round(fraction * 10**digits), 10**digits)
+    text = f"{'-' * (rounded < 0)}{abs(rounded.numerator) * 10**digits // rounded.denominator:0{digits + 1}d}"
+    decimal = f"{text[:-digits]}.{text[-digits:]}"
+    assert Fraction(decimal) == rounded
+    close = abs(rounded - fraction) <= Fraction(1, 10**9) * max(abs(rounded), abs(fraction))
+    if fraction == rounded or not close:
+        assert same_answer(decimal, rf"\frac{{{top}}}{{{below}}}") == (fraction == rounded)
+
+
+def test_a_value_has_one_number_however_it_is_written() -> None:
+    number = read_number(plain(r"3\,000\,000"))
+    assert number is not None
+    assert number.value == 3_000_000
+    assert number == read_number(plain("3,000,000"))
+
+
+def test_long_lists_are_equal_in_any_order() -> None:
+    gold = [str(place) for place in range(350)]
+    answer = [f"+{place}" for place in gold]
+    random.Random(0).shuffle(answer)
+    assert same_answer(", ".join(answer), ",".join(gold))
+    assert not same_answer(", ".join([*answer[:-1], "351"]), ",".join(gold))
+
+
+def test_several_gold_answers_mean_any_of_them() -> None:
+    golds = '["1/2", "x = 3", "\\\\frac{2}{7}"]'
+    assert [judge_answer(answer, golds) for answer in ("0.5", "3", "2/7", "1/3", None)] == [1, 1, 1, 0, 0]
+    assert judge_answer("[1, 2]", "[1,2]") == 1.0  # an interval, and no list of answers
+    assert judge_answer("1", "[1,2]") == 0.0
+    with pytest.raises(ValueError, match="no gold answer"):
+        judge_answer("1", '[""]')
 
 
 def test_accuracy_is_one_or_zero() -> None:
     assert accuracy(r"I get $\boxed{0.5}$.", r"\frac12") == 1.0
-    assert accuracy(r"I get $\boxed{0.6}$.", r"\frac12") == 0.0
     assert accuracy("I get 0.5.", r"\frac12") == 0.0
-    assert accuracy("#### 72", r"Natalia sold 48 + 24 = 72.\n#### 72".replace(r"\n", "\n")) == 1.0
+    assert accuracy("#### 72", "Natalia sold 48 + 24 = 72.\n#### 72") == 1.0
+
+
+def test_equal_numbers_vote_alike() -> None:
+    assert {vote(one) for one in ("0.5", "1/2", r"\frac{1}{2}", ".50")} == {"1/2"}
+    assert vote("1,234") == vote("1234") == "1234"
+    assert vote("x + 1") == vote("x+1") != vote("x+2")
 
 
 def test_a_missing_gold_answer_is_an_error_and_no_zero() -> None:
@@ -153,10 +146,15 @@ def test_a_missing_gold_answer_is_an_error_and_no_zero() -> None:
         accuracy(r"\boxed{1}", " ")
 
 
+@pytest.mark.parametrize("answer", ["(" * 999 + "1" + ")" * 999, "-" * 1990 + "1", "^".join(["2"] * 900), "5!" * 900])
+def test_deep_and_large_answers_are_wrong_and_no_error(answer: str) -> None:
+    assert judge_answer(answer, "42") == 0.0
+
+
 def test_works_outside_the_main_thread() -> None:
     """math-verify's own timeouts use signals, which raise in any other thread; a swallowed error there scored 0."""
     scores: list[float] = []
-    thread = threading.Thread(target=lambda: scores.append(accuracy(r"\boxed{\frac{17}{34}}", r"\frac{1}{2}")))
+    thread = threading.Thread(target=lambda: scores.append(accuracy(r"\boxed{\frac{17x}{34}}", r"\frac{x}{2}")))
     thread.start()
     thread.join()
     assert scores == [1.0]

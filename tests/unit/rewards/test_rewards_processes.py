@@ -165,6 +165,27 @@ def test_a_worker_is_the_first_to_go_when_memory_runs_out(make: Any, tmp_path: P
     assert Path("/proc/self/oom_score_adj").read_text().strip() != "1000", "the driver is as it was"
 
 
+def test_a_verdict_whose_worker_was_killed_from_outside_is_tried_once_more(make: Any, tmp_path: Path) -> None:
+    scorer = make()
+    scores = score_all(scorer, ["half", "killed", "one"], prompt(mark=str(tmp_path / "mark")))
+    assert [score.reward for score in scores] == [0.5, 1.0, 1.0]
+    assert scorer.stats()["worker_restarts"] == 1
+    (lost,) = score_all(scorer, ["killed"])
+    assert lost.reason == "crash: the process ended with code -9"
+    assert scorer.stats()["worker_restarts"] == 3
+    (lost,) = score_all(scorer, ["crash"])  # its own doing: it would do it again
+    assert scorer.stats()["worker_restarts"] == 4
+
+
+def test_where_every_try_ends_its_worker_there_are_no_further_tries(make: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dapo.rewards.pool.MOST_ENDS", 4)
+    scorer = make()
+    assert [score.scored for score in score_all(scorer, ["killed"] * 5)] == [False] * 5
+    assert scorer.stats()["worker_restarts"] == 2 + 2 + 1 + 1 + 1
+    assert [score.scored for score in score_all(scorer, ["one", "killed"])] == [True, False]
+    assert scorer.stats()["worker_restarts"] == 7 + 2, "an answer begins the count anew"
+
+
 # ---------------------------------------------------------------- what they leave behind
 
 

@@ -183,7 +183,7 @@ def test_one_outage_is_waited_for_once_however_many_questions_wait(monkeypatch: 
     """The limit is of the service: behind it nobody waits for another ``outage_limit``."""
     clock = Clock()
     monkeypatch.setattr(service, "time", clock)
-    monkeypatch.setattr(service.ServicePool, "_pause", lambda self, *_: clock.sleep(1.0))
+    monkeypatch.setattr(service.ServicePool, "_pause", clock.pause)
     with judge(lambda n, path, body, headers: (503, b"")) as service_:
         scores = ask([f"{n}" for n in range(40)], url=service_.url, batch=1, concurrency=1, outage_limit=10.0)
         assert all(score.reason and score.reason.startswith("service: away for") for score in scores)
@@ -193,14 +193,14 @@ def test_one_outage_is_waited_for_once_however_many_questions_wait(monkeypatch: 
 def test_a_service_that_answers_again_has_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(service, "time", clock)
-    monkeypatch.setattr(service.ServicePool, "_pause", lambda self, *_: clock.sleep(1.0))
+    monkeypatch.setattr(service.ServicePool, "_pause", clock.pause)
     with judge(lambda n, path, body, headers: good(body) if n % 9 == 8 else (503, b"")) as service_:
         scores = ask([f"{n}" for n in range(10)], url=service_.url, batch=1, concurrency=1, outage_limit=10.0)
     assert all(score.scored for score in scores)
 
 
 class Clock:
-    """A clock that only sleeping moves."""
+    """A clock that only pauses move, by a second each."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -208,8 +208,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+    async def pause(self, *_: Any) -> None:
+        self.now += 1.0
 
 
 def test_a_hanging_service_is_an_outage() -> None:
@@ -314,6 +314,62 @@ def test_a_score_in_words_is_read_whole_or_not_at_all(reply: str, score: float |
     with judge(lambda n, path, body, headers: (200, answer)) as service_:
         (found,) = ask(["a"], url=service_.url, api="openai", model="big", template="{response}", retries=0)
     assert found.values.get("accuracy") == score
+
+
+@pytest.mark.parametrize(
+    "reply", ["Score:" + " " * 400_000, "Score: " * 60_000, "Score: 1" + " " * 400_000 + "x", "*" * 400_000]
+)
+def test_a_long_reply_is_read_at_once(reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern whose time grows with the square of the blanks needs minutes for these."""
+    monkeypatch.setattr(service, "_READING", 60.0)
+    answer = {"choices": [{"message": {"content": reply}}]}
+    with judge(lambda n, path, body, headers: (200, answer)) as service_:
+        (found,) = ask(["a"], url=service_.url, api="openai", model="big", template="{response}", retries=0)
+    assert found.reason is None or "no score by" in found.reason
+
+
+def test_a_pattern_that_backtracks_and_a_parser_that_hangs_cost_their_reply_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_READING", 0.3)
+
+    def behave(number: int, path: str, body: Any, headers: dict[str, str]) -> tuple[int, Any]:
+        text = body["messages"][0]["content"]
+        return 200, {"choices": [{"message": {"content": text}}]}
+
+    chat: dict[str, Any] = {"api": "openai", "model": "big", "template": "{response}", "retries": 0}
+    with judge(behave) as service_:
+        bad, good_ = ask(["a" * 60, "a1"], url=service_.url, pattern="(?:a|aa)+(1)$", **chat)
+        assert good_.values == {"accuracy": 1.0}
+        assert bad.reason is not None
+        assert bad.reason.startswith("timeout: the pattern")
+        bad, good_ = ask(["hang", "yes"], url=service_.url, parser="verifiers_for_tests:grade_or_hang", **chat)
+        assert good_.values == {"accuracy": 1.0}
+        assert bad.reason is not None
+        assert bad.reason.startswith("timeout: the parser")
+
+
+def test_the_driver_goes_on_while_a_reply_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def read(self: Any, answer: Any, count: int) -> list[Any]:
+        reading.set()
+        assert go_on.wait(20)
+        return [0.5] * count
+
+    monkeypatch.setattr(service._Own, "read", read)
+    with judge(lambda n, path, body, headers: good(body)) as service_, scorer_of(url=service_.url) as scorer:
+        scorer.submit((0, 0), prompt(), completion("a"))
+        assert reading.wait(20)
+        scorer.submit((0, 1), prompt(), completion("b"))  # and another question is sent
+        assert scorer.poll(0) == []
+        while len(service_.bodies) < 2:
+            time.sleep(0.01)
+        go_on.set()
+        found: dict[Any, Score] = {}
+        while len(found) < 2:
+            found.update(scorer.poll(20))
+    assert all(score.values == {"accuracy": 0.5} for score in found.values())
 
 
 def test_a_chat_model_as_judge() -> None:

@@ -6,10 +6,12 @@ import json
 import os
 import pickle
 import re
+import signal
 import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 
 def right(prompt, completion):
@@ -44,6 +46,16 @@ def gate(prompt, completion):
 
 def crash(prompt, completion):
     os._exit(7)
+
+
+def killed(prompt, completion):
+    """Killed as from outside: always, or once where the prompt names a file that says it was."""
+    mark = Path(prompt.extra["mark"]) if "mark" in prompt.extra else None
+    if mark is None or not mark.exists():
+        if mark is not None:
+            mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
 
 
 def segfault(prompt, completion):
@@ -194,6 +206,7 @@ ORDERS = {
     "hang in c": hang_in_c,
     "gate": gate,
     "crash": crash,
+    "killed": killed,
     "segfault": segfault,
     "fail": fail,
     "leave": leave,
@@ -223,6 +236,12 @@ ORDERS = {
     "future": future,
     "memory": memory,
 }
+
+
+def grade_or_hang(text):
+    while text == "hang":
+        time.sleep(0.05)
+    return 1.0
 
 
 def grade(reply: str) -> float:

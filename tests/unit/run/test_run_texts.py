@@ -44,6 +44,16 @@ def test_off_unless_asked_for():
     assert (texts.thinking, texts.first_stop, texts.response_prefix, texts.keep_stop) == (None, None, "", False)
 
 
+def test_ids_beyond_the_tokenizer_are_told_once(caplog):
+    decode, known = make_texts(recipe(), tokenizer()).decode, len(tokenizer())
+    assert decode([np.array([known - 1, 1]), np.array([], dtype=np.int64)]) == ["[assistant]", ""]
+    assert caplog.records == []
+    decode([np.array([known - 1]), np.array([known + 3, 1])])
+    decode([np.array([known])])
+    (record,) = caplog.records
+    assert f"sampled id {known + 3}, and its tokenizer has {known} tokens" in record.getMessage()
+
+
 def test_a_prompt_that_ends_with_the_opening_tag_begins_the_thinking():
     words = tokenizer()
     ids = {

@@ -1,0 +1,121 @@
+r"""Compare formulas: math-verify reads them, and two formulas are equal that have the same values.
+
+Numbers that ``dapo.rewards.numbers`` reads never come here. What has no value at a point (relations, sets, matrices,
+sums with a symbolic bound) is compared by math-verify.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+_EXPONENT = re.compile(r"\^\s*(-?\d\d+|-\d|\([^(){}]*\))")
+_PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)")
+_SLOPPY_ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+_PLAIN_NAME = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|cot|sec|csc|ln|log|exp|pi|theta|alpha|beta|infty)(?![A-Za-z])")
+_POINTS = (  # of the symbols, in the order of their names; as fractions
+    ("13/11", "29/17", "7/19", "41/23", "3/7", "17/13", "5/29", "31/37"),
+    ("5/3", "11/31", "43/13", "2/23", "47/29", "8/11", "23/7", "19/41"),
+    ("-17/13", "-3/31", "-37/11", "-19/7", "-2/29", "-43/17", "-11/23", "-5/13"),
+    ("-7/23", "31/19", "-29/41", "13/3", "-47/37", "2/17", "-53/31", "59/43"),
+)
+_WHOLE_POINTS = (("3", "5", "2", "7", "4", "9", "6", "8"), ("4", "7", "3", "2", "6", "5", "9", "11"))
+_DIGITS = 30
+
+
+def same_form(answer: str, gold: str) -> bool:
+    """Whether two formulas in ``plain`` spelling are the same. May run without end on hostile input."""
+    try:
+        golden, ours = _parse(gold), _parse(answer)
+        if not golden or not ours:
+            return False
+        found = _same_values(ours[0], golden[0])
+        return _verified(ours, golden) if found is None else found
+    except RecursionError:
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Any:
+    from math_verify import LatexExtractionConfig, parse
+
+    text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", _SLOPPY_ROOT.sub(r"\\sqrt{\1}", text))
+    text = _PLAIN_NAME.sub(r"\\\1 ", _EXPONENT.sub(r"^{\1}", text))
+    text = text.replace("*", r"\cdot ").replace("%", r"\%")
+    # A box makes math-verify read the whole answer: "41 or 42" becomes a set, never the 42 in it. Without its alarm,
+    # which works in a main thread only; the worker's own time limit takes its place.
+    return parse(
+        f"\\boxed{{{text}}}",
+        [LatexExtractionConfig(boxed_match_priority=0)],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )
+
+
+def _verified(ours: Any, golden: Any) -> bool:
+    from math_verify import verify
+
+    return bool(verify(golden, ours, float_rounding=12, numeric_precision=_DIGITS, timeout_seconds=None))
+
+
+def _same_values(ours: Any, golden: Any) -> bool | None:
+    """Whether two expressions have the same real values at a few points, or complex ones if they name the imaginary
+    unit; None where that is not known."""
+    from sympy import Expr, Float, I
+
+    if not all(isinstance(one, Expr) and _has_values(one) for one in (ours, golden)):
+        return None
+    names = sorted({symbol.name for one in (ours, golden) for symbol in one.free_symbols})
+    if len(names) > len(_POINTS[0]):
+        return None
+    imaginary = ours.has(I) or golden.has(I)
+    tolerance = 1e-9 if ours.has(Float) or golden.has(Float) else 1e-20
+    zero = ours.is_zero is True or golden.is_zero is True
+    for points in (_POINTS, _WHOLE_POINTS):
+        seen = 0
+        for point in points if names else points[:1]:
+            values = [_value(one, dict(zip(names, point, strict=False))) for one in (ours, golden)]
+            if any(value is None for value in values):
+                continue
+            left, right = values
+            real = [abs(value.imag) <= 1e-20 * abs(value) for value in values]
+            if not imaginary and not any(real):
+                continue
+            seen += 1
+            near = tolerance * max(abs(left), abs(right)) + (1e-40 if zero else 0)
+            if (not imaginary and not all(real)) or abs(left - right) > near:
+                return False
+        if seen >= (2 if names else 1):
+            return True
+    return None
+
+
+def _has_values(one: Any) -> bool:
+    from sympy import Derivative, Integral, Limit, Product, Sum
+    from sympy.core.function import AppliedUndef
+
+    return not one.has(AppliedUndef, Sum, Product, Integral, Limit, Derivative)
+
+
+def _value(one: Any, point: dict[str, str]) -> Any:
+    """Return an expression's value at a point; None where it has none."""
+    from sympy import Rational
+
+    try:
+        found = one.evalf(_DIGITS, subs={symbol: Rational(point[symbol.name]) for symbol in one.free_symbols})
+        value = found._to_mpmath(110)
+    except Exception:  # sympy raises whatever it meets
+        return None
+    import mpmath
+
+    return mpmath.mpc(value) if mpmath.isfinite(value) else None
+
+
+def warm_up() -> None:
+    """Import math-verify and its parser, so that the first response is not charged for it."""
+    for name in ("math_verify", "latex2sympy2_extended"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # it warns once that its timeouts are off
+    same_form(r"\frac{x}{3}", r"\frac{2x}{6}")
+    _verified(_parse("x<3"), _parse("x<3"))

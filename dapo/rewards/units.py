@@ -1,0 +1,132 @@
+"""Units that follow a number in an answer, and amounts of money."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+_SPELLED = {
+    "mm": "millimeter millimetre",
+    "cm": "centimeter centimetre",
+    "m": "meter metre",
+    "km": "kilometer kilometre",
+    "in": "inch inche",
+    "ft": "foot feet",
+    "yd": "yard",
+    "mi": "mile",
+    "s": "sec second",
+    "min": "minute",
+    "h": "hr hour",
+    "day": "",
+    "week": "wk",
+    "month": "",
+    "year": "yr",
+    "mg": "milligram",
+    "g": "gram",
+    "kg": "kilogram kilo",
+    "lb": "",
+    "oz": "ounce",
+    "ml": "milliliter millilitre",
+    "l": "liter litre",
+    "dollar": "$ us$ usd buck",
+    "cent": "\u00a2",
+    "euro": "\u20ac eur \\euro",
+    "pound": "\u00a3 \\pounds gbp",
+    "yen": "\u00a5",
+    "rupee": "\u20b9",
+    "degree": "deg",
+    "radian": "rad",
+    "mph": "",
+}
+_KNOWN = {word: name for name, words in _SPELLED.items() for word in (name, *words.split())}
+_FACTORS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_SINGLE = frozenset("msghLlNJWVAKCF")  # units of one letter
+_CONDITIONS = (
+    "and",
+    "or",
+    "not",
+    "if",
+    "is",
+    "are",
+    "of",
+    "to",
+    "than",
+    "more",
+    "less",
+    "most",
+    "least",
+    "where",
+    "when",
+)
+_OPERATIONS = (
+    "over",
+    "under",
+    "about",
+    "times",
+    "plus",
+    "minus",
+    "for",
+    "mod",
+    "choose",
+    "factorial",
+    "remainder",
+    "pi",
+)
+_NO_UNITS = frozenset((*_CONDITIONS, *_OPERATIONS))
+_DIMENSIONS = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu", "per"))
+
+_TAIL = re.compile(
+    r"(?:(?<=[\s\d)}!])|(?<=\\circ))(?P<unit>(?:[A-Za-z$\u20ac\u00a3\u00a5\u20b9\u00a2]|\\euro|\\pounds)"
+    r"[A-Za-z.$\u20ac\u00a3\u00a5\u20b9\u00a2 /*]*(?:\^\s*\{?\s*-?\d\s*\}?)?)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit.
+
+    Attributes:
+        name: the one spelling of a unit that is known; "" for others, which differ from none.
+        factor: that the number before it is multiplied by: "3 million".
+    """
+
+    name: str = ""
+    factor: int = 1
+
+    def differs(self, other: Unit) -> bool:
+        """Whether two units are known, and two."""
+        return bool(self.name and other.name and self.name != other.name)
+
+
+def split_unit(text: str) -> tuple[str, Unit] | None:
+    """Return what stands before a unit at the end of an answer, and the unit; None where there is none."""
+    tail = _TAIL.search(text)
+    unit = None if tail is None else read_unit(tail["unit"])
+    if tail is None or unit is None:
+        return None
+    before = text[: tail.start()]
+    glued = before[-1:].isdigit() or before[-1:] in ("}", ")", "!")
+    if glued and (not unit.name or tail["unit"] in _SINGLE):
+        return None  # 5x and 5m are products
+    return before.rstrip(), unit
+
+
+@lru_cache(maxsize=1024)
+def read_unit(text: str) -> Unit | None:
+    """Return the unit that a text names; None if it may be something else, such as a variable or a condition."""
+    words = re.findall(r"[A-Za-z]+|[^\sA-Za-z\d.^{}*/-]", text)
+    if not words or len(words) > 5 or _NO_UNITS & {word.lower() for word in words} - _DIMENSIONS:
+        return None
+    factor = _FACTORS.get(words[0].lower(), 1)
+    words = words[factor != 1 :]
+    if any(len(word) == 1 and word.isascii() and word.isalpha() and word not in _SINGLE for word in words):
+        return None
+    names = [_known(word) for word in words if word.lower() not in _DIMENSIONS]
+    return Unit("/".join(name for name in names if name) if all(names) else "", factor)
+
+
+def _known(word: str) -> str:
+    lower = word.lower()
+    found = _KNOWN.get(lower) or _KNOWN.get(lower.removesuffix("s"))
+    return found or ("" if len(lower) > 1 or lower in "cfk" else lower)

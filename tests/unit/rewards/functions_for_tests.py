@@ -1,0 +1,87 @@
+"""Reward functions in the forms of other trainers."""
+
+import asyncio
+import os
+import time
+
+_loaded = []
+
+
+def slow_at_first(prompt, completion):
+    """Imports for three seconds in its first call, as one does that needs torch."""
+    if not _loaded:
+        _loaded.append(time.sleep(3))
+    return float(completion.text == prompt.answer)
+
+
+def ends_at_a_box(prompt, completion):
+    if "boxed" in completion.text:
+        os._exit(3)
+    return float(completion.text == prompt.answer)
+
+
+async def awaited(prompt, completion):
+    await asyncio.sleep(0)
+    return {"accuracy": float(completion.text == prompt.answer), "length": len(completion.text)}
+
+
+def trl_plain(completions, ground_truth, **kwargs):
+    return [float(text.strip() == gold) for text, gold in zip(completions, ground_truth, strict=True)]
+
+
+def trl_messages(prompts, completions, answer, **kwargs):
+    said = [completion[0]["content"] for completion in completions]
+    assert prompts[0][-1]["role"] == "user"
+    return [1.0 if text == gold else 0.0 for text, gold in zip(said, answer, strict=True)]
+
+
+async def trl_async(prompts, completions, level, **kwargs):
+    await asyncio.sleep(0)
+    return [None if one == "skip" else 1.0 for one in level]
+
+
+def trl_ids(completion_ids, **kwargs):
+    return [len(ids) / 10 for ids in completion_ids]
+
+
+def trl_metric(completions, log_metric, log_extra, **kwargs):
+    log_extra("seen", completions)
+    log_metric("length", 7.0)
+    return [1.0]
+
+
+def trl_kind(completions, **kwargs):
+    """1 for messages, 0 for text: valid for both."""
+    return [float(isinstance(completions[0], list))]
+
+
+def trl_state(completions, trainer_state):
+    return [1.0]
+
+
+def trl_too_many(completions, **kwargs):
+    return [1.0, 0.0]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    right = solution_str.strip() == ground_truth
+    return {
+        "score": float(right),
+        "acc": right,
+        "pred": solution_str,
+        "source": data_source,
+        "index": extra_info["index"],
+    }
+
+
+def verl_number(solution_str, ground_truth, **kwargs):
+    assert set(kwargs) == {"data_source", "extra_info"}
+    return float(solution_str == ground_truth)
+
+
+def verl_server(data_source, solution_str, ground_truth, extra_info, reward_router_address):
+    return 1.0
+
+
+def of_texts(text, gold):
+    return 1.0
