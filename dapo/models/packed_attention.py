@@ -285,9 +285,16 @@ class _SharedPromptAttention(torch.autograd.Function):
         with exact_matmuls():  # `medium` makes tiny products up to ten times slower in here
             grad_q, grad_k, grad_v = _own_backward(grad, q, k, v, output, lse, context, scaling)
             for prompt, responses in context.prompts:
-                inputs = [_rows(x[span]) for x, span in ((grad, responses), (q, responses), (k, prompt), (v, prompt))]
-                saved = _rows(output[responses]), lse[responses].transpose(0, 1).unsqueeze(0)
-                parts = _backward(*inputs, *saved, causal=False, scaling=scaling)
+                parts = _backward(
+                    _rows(grad[responses]),
+                    _rows(q[responses]),
+                    _rows(k[prompt]),
+                    _rows(v[prompt]),
+                    _rows(output[responses]),
+                    lse[responses].transpose(0, 1).unsqueeze(0),
+                    causal=False,
+                    scaling=scaling,
+                )
                 for total, part, span in zip((grad_q, grad_k, grad_v), parts, (responses, prompt, prompt), strict=True):
                     total[span] += part[0].transpose(0, 1)
         return grad_q, _narrow(grad_k, kv_heads), _narrow(grad_v, kv_heads), None, None
