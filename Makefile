@@ -58,7 +58,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real bench-chat-model golden golden-matrix combinations combinations-clock oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real bench-chat-model golden golden-matrix combinations combinations-clock oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -180,6 +180,10 @@ lock: setup ## write constraints/ci.lock and site.lock again
 	  -c constraints/cpu.txt pyproject.toml -o constraints/ci.lock
 	$(BIN)/uv pip compile -q --generate-hashes --group docs --python-version 3.11 --python-platform linux \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate -o constraints/site.lock
+
+# Public launch scripts and configurations that lie in DIR as OWNER/NAME; tests/imports/files.json names them and their commits.
+test-imports: setup ## compare imports of public files in DIR with an independent reader
+	$(BIN)/python -m tests.imports.compare $(DIR)
 
 oracles: setup ## compare live with TRL, verl and SkyRL
 	$(BIN)/python tests/oracles/live.py

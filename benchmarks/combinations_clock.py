@@ -21,8 +21,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,15 +50,17 @@ from soak import MARKER, Family
 from dapo.models.builtin import ensure_builtin_model
 from dapo.observe.jsonl import Record, read_jsonl
 from dapo.observe.rollouts import read_rollouts
-from dapo.observe.status import read_status
+from dapo.observe.status import RunStatus, read_status
 
-SPAN = (1.0, 14.0)
-"""Seconds from the begin of a command to a signal; a whole run takes 8 to 20 on a free core."""
+EARLY, LATE = 10.0, 1.5
+"""Most seconds until a signal: from the begin of a command that comes no further, or from its last awaited step."""
 LAST = 20.0
 """Seconds in which all processes of a command must have ended after it."""
+LOOK = 1.0
+"""Seconds between two looks at the processes of a run."""
 FINE = ("ended", "unfilled", "refused")
-STOPPED = (143, -signal.SIGTERM)
-"""Exit codes after SIGTERM; the second: it came before the command listened."""
+STOPPED = (130, 143, -signal.SIGTERM)
+"""Exit codes after SIGTERM: saved after a step, ended before the first step, and ended before the command listened."""
 KILLED = -signal.SIGKILL
 DECIDES = ("rollout.max_staleness", "rollout.overlap_turns", "rollout.engine", "rollout.turn_steps", "rollout.slots")
 """Settings that are drawn here, and not as ``combinations.py`` does."""
@@ -88,15 +90,55 @@ FUNCTIONS = ("quick", "slow", "raising", "late")
 GAMES = ("tries", "Counting", "thinks")
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A signal to one command: so many seconds after the command recorded so many rows of metrics."""
+
+    number: int
+    rows: int
+    seconds: float
+
+    @contextmanager
+    def to(self, run: Path) -> Iterator[Callable[[int], None]]:
+        """Give what sends it to a process, if that lives so long."""
+        goal, ended = recorded(run) + self.rows, threading.Event()
+        threads: list[threading.Thread] = []
+
+        def send(process: int) -> None:
+            while recorded(run) < goal:
+                if ended.wait(0.05):
+                    return
+            if not ended.wait(self.seconds):
+                with suppress(ProcessLookupError):
+                    os.kill(process, self.number)
+
+        def begun(process: int) -> None:
+            threads.append(threading.Thread(target=send, args=(process,), daemon=True))
+            threads[-1].start()
+
+        try:
+            yield begun
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+
+def recorded(run: Path) -> int:
+    """Return how many rows of metrics a run has recorded."""
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
 @dataclass
 class Drawn:
-    """A run: its settings, what its judge does, and the signals that it gets."""
+    """A run: its settings, what its judge does, and the signals that it gets, one a command."""
 
     overrides: list[str]
     staleness: int
     every: int
     judge: dict[str, float] = field(default_factory=dict)
-    signals: list[tuple[float, int]] = field(default_factory=list)
+    signals: list[Sent] = field(default_factory=list)
 
 
 def drawn(number: int, kills: float) -> Drawn:
@@ -130,13 +172,15 @@ def drawn(number: int, kills: float) -> Drawn:
     tried = [one.replace("{url}", "http://127.0.0.1:1") for one in kept]
     overrides = accepted(taken(choices, chance), chance, tried)
     chance = random.Random(f"signals {number}")
-    signals = []
-    if chance.random() < kills:
-        signals = [
-            (chance.uniform(*SPAN), chance.choice([signal.SIGTERM, signal.SIGKILL]))
-            for _ in range(chance.choice([1, 2, 2, 3]))
-        ]
+    hit = chance.random() < kills
+    signals = [drawn_signal(chance) for _ in range(chance.choice([1, 2, 2, 3]))] if hit else []
     return Drawn([*kept, *overrides], staleness, every, judge, signals)
+
+
+def drawn_signal(chance: random.Random) -> Sent:
+    rows = chance.choice([0, 0, 1, 1, 2, 3, 4])
+    seconds = chance.uniform(0.0, LATE if rows else EARLY)
+    return Sent(chance.choice([signal.SIGTERM, signal.SIGKILL]), rows, seconds)
 
 
 def without_decided(choices: Sequence[Choice]) -> Iterator[Choice]:
@@ -181,15 +225,19 @@ def ended_twice(rollouts: Path) -> Iterator[str]:
             yield f"response {sample} of group {group} ended {len(found)} times: {', '.join(found)}"
 
 
-def badly_stopped(code: int, run: Path) -> list[str]:
-    """Return what is wrong with a command that got SIGTERM and ended with ``code``; [] if it had ended before."""
-    status = read_status(run / "status.json")
+def badly_stopped(code: int, before: RunStatus | None, after: RunStatus | None) -> list[str]:
+    """Return what is wrong with a command that got SIGTERM and ended with ``code``; [] if it had ended before.
+
+    Args:
+        before: the status that the command found.
+        after: the status that it left; the same where it ended before it wrote one.
+    """
     if code == 0:
         return []
     if code not in STOPPED:
         return [f"SIGTERM ended the command with code {code}"]
-    if status is not None and status.state not in ("interrupted", "finished"):
-        return [f"after SIGTERM the status says {status.state}"]
+    if after is not None and after != before and after.state not in ("interrupted", "finished"):
+        return [f"after SIGTERM the status says {after.state}"]
     return []
 
 
@@ -202,7 +250,7 @@ class Processes:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at them twice a second."""
+        """Look at them every ``LOOK`` seconds."""
         self._ended.clear()
         thread = threading.Thread(target=self._look, daemon=True)
         thread.start()
@@ -223,7 +271,7 @@ class Processes:
         return found
 
     def _look(self) -> None:
-        while not self._ended.wait(0.5):
+        while not self._ended.wait(LOOK):
             self._family.living()
 
 
@@ -236,33 +284,41 @@ def train(
     """Train with the signals on the way, and resume; return what became of it in a word, and lines for a person."""
     log = run.with_suffix(".txt")
     for sent in [*one.signals, None]:
-        resumes = any((run / "checkpoints").glob("step_*"))
+        before, resumes = status_of(run), any((run / "checkpoints").glob("step_*"))
         if not resumes:
             shutil.rmtree(run, ignore_errors=True)
-        with processes.watched():
-            code = runner.run(["train", "--resume", str(run)] if resumes else words, log, limit, sent)
+        with processes.watched(), sent.to(run) if sent is not None else nullcontext() as begun:
+            code = runner.run(["train", "--resume", str(run)] if resumes else words, log, limit, begun)
         if code is None:
             return "hangs", [f"more than {limit:g} s; signals {one.signals}", said(run), *output_end(log)]
         if left := processes.left():
             return "broken", [f"processes {left} are left after a command that ended with {code}"]
         if code == REFUSED:
             return "refused", output_end(log)
-        if sent is not None and sent[1] == signal.SIGTERM and (found := badly_stopped(code, run)):
+        if (
+            sent is not None
+            and sent.number == signal.SIGTERM
+            and (found := badly_stopped(code, before, status_of(run)))
+        ):
             return "broken", [*found, *output_end(log)]
         if code not in (KILLED, *STOPPED):
             break
     if code == 0:
         found = broken(run, one.staleness)
         return ("broken" if found else "ended"), found
-    status = read_status(run / "status.json")
+    status = status_of(run)
     if status is not None and status.state == "unfilled" and status.said:
         return "unfilled", [status.said]
     return "failed", [f"exit code {code}", *output_end(log)]
 
 
+def status_of(run: Path) -> RunStatus | None:
+    return read_status(run / "status.json")
+
+
 def said(run: Path) -> str:
     """Return what the status of a run says it does."""
-    status = read_status(run / "status.json")
+    status = status_of(run)
     return "no status" if status is None else f"status {status.state}, step {status.step}: {status.doing}"
 
 

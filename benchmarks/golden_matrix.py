@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -146,12 +146,12 @@ class Runner:
         return self._warm.pid
 
     def run(
-        self, words: Sequence[str], output: Path, limit: float = LIMIT, sent: tuple[float, int] | None = None
+        self, words: Sequence[str], output: Path, limit: float = LIMIT, begun: Callable[[int], None] | None = None
     ) -> int | None:
         """Return the exit code of `dapo WORDS`, or None if it took longer than ``limit`` seconds and was killed.
 
         Args:
-            sent: seconds and the number of a signal that the command gets then, without the processes it started.
+            begun: called with the id of the command's process when that has begun.
         """
         assert self._warm.stdin is not None
         assert self._warm.stdout is not None
@@ -163,14 +163,12 @@ class Runner:
             late.set()
             os.killpg(child, signal.SIGKILL)
 
-        timers = [threading.Timer(limit, kill)]
-        if sent is not None:
-            timers.append(threading.Timer(sent[0], os.kill, [child, sent[1]]))
-        for timer in timers:
-            timer.start()
+        timer = threading.Timer(limit, kill)
+        timer.start()
+        if begun is not None:
+            begun(child)
         code = int(self._warm.stdout.readline())
-        for timer in timers:
-            timer.cancel()
+        timer.cancel()
         return None if late.is_set() else code
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered; of an error perhaps a part of the body."""
+    """Answer of a server; of an error perhaps a part of the body."""
 
     status: int
     reason: str

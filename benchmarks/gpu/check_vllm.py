@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ from benchmarks.gpu.made import finish, load_small, make_learner, make_rows, req
 from benchmarks.gpu.room import Room
 from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
+
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""Environment variable that chooses vLLM's model runner."""
+V2 = "vllm.v1.worker.gpu."  # its package; V1 is the module vllm.v1.worker.gpu_model_runner
 
 
 def publish_sleep_learn(room: Room) -> None:
@@ -40,12 +45,40 @@ def publish_sleep_learn(room: Room) -> None:
 
 
 def start(room: Room, loaded: LoadedModel, *, slots: int, longest: int) -> Any:
-    """vLLM for the model, which starts from dummy weights."""
+    """vLLM for the model, which starts from dummy weights; notes which model runner it took.
+
+    vLLM's CUDA build takes its model runner V2, and its CPU build V1, so no test on a CPU says anything about V2. Where
+    V2 does not start, V1 is tried.
+    """
     from dapo.config.schema import Vllm
+    from dapo.errors import EngineError
     from dapo.rollout.vllm import VllmEngine
 
     settings = Vllm(**({"gpu_memory_utilization": 0.4} if room.on_card else {"kv_cache_mib": 64}))
-    return VllmEngine(facts_of(loaded), cuda=room.on_card, longest=longest, slots=slots, settings=settings)
+
+    def made() -> Any:
+        return VllmEngine(facts_of(loaded), cuda=room.on_card, longest=longest, slots=slots, settings=settings)
+
+    try:
+        engine = made()
+    except EngineError as error:
+        if not room.on_card or RUNNER in os.environ:
+            raise
+        room.note("vLLM did not start with the model runner that it takes itself, so V1 is tried", str(error)[:400])
+        os.environ[RUNNER] = "0"
+        engine = made()
+    room.note("vLLM's model runner", "V2" if _runner(engine).startswith(V2) else f"V1 ({_runner(engine)})", main=True)
+    return engine
+
+
+def _runner(engine: Any) -> str:
+    """Return the module of the model runner's class."""
+    (name,) = engine._engine.collective_rpc(_module_of_runner)
+    return str(name)
+
+
+def _module_of_runner(worker: Any) -> str:
+    return type(worker.model_runner).__module__
 
 
 def _sampled(room: Room, engine: Any, learner: Any) -> tuple[torch.Tensor, set[int]]:

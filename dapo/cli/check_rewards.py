@@ -40,6 +40,8 @@ FORMS = (
 )
 """How a right answer is written, where the reward does not say it. The first that is right, and that the tokenizer can
 write, is used."""
+SERVICE_SECONDS = 10.0
+"""That a service has for an answer here. A run waits longer."""
 _SHOWN = 80  # characters of an answer
 
 
@@ -74,7 +76,7 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
     for prompt in (p for prompts in [data.train, *data.validation.values()] for p in prompts):
         by_source.setdefault(prompt.source, []).append(prompt)
     trial = Trial()
-    scorer = make_scorer(recipe)
+    scorer = make_scorer(_impatient(recipe))
     if scorer.sandbox is not None:
         trial.lines.append(scorer.sandbox)
         trial.brief.append(scorer.sandbox)
@@ -105,6 +107,18 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
                 "algorithm.dynamic_sampling.mixed: spread"
             )
     return trial
+
+
+def _impatient(recipe: Recipe) -> Recipe:
+    """Return the recipe with services that are asked once, for a short time: one that is away is said at once."""
+    once = {"outage_limit": 0.0, "retries": 0}
+    rewards = [
+        reward.model_copy(update={**once, "timeout": min(reward.seconds, SERVICE_SECONDS)})
+        if reward.kind == "service"
+        else reward
+        for reward in recipe.rewards
+    ]
+    return recipe.model_copy(update={"rewards": rewards})
 
 
 def _spread(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -175,7 +189,7 @@ class _Source:
             self.trial.doubts.append(f"{self.name}: no record has a column `{SOLUTION}`, so no right program was tried")
         probe = self._score([(self.prompts[0], self._gold(self.prompts[0])), (self.prompts[0], "")])
         if not any(score.scored for score in probe):  # do not wait for the time limit again and again
-            self.trial.refusals.append(f"{self.name}: neither a gold nor an empty answer is scored: {probe[0].reason}")
+            self._say_unscored(str(probe[0].reason))
             return
         form, right = self._right_form(golden)
         self._show(f"right ({_quoted(form)})" if golden else "right (no gold answer)", right)
@@ -207,6 +221,16 @@ class _Source:
             self.trial.refusals.append(f"{self.name}: no gold answer is scored: {right[0].reason}")
         elif failed:
             self.trial.doubts.append(f"{self.name}: {len(failed)} of {tried} answers are unscored: {failed[0]}")
+
+    def _say_unscored(self, reason: str) -> None:
+        """Refuse a reward that scores nothing; a service that is only slow may do so in a run, and is doubted."""
+        if "answer within" in reason and "service: away" in reason:
+            self.trial.doubts.append(
+                f"{self.name}: a service gave no answer within {SERVICE_SECONDS:g} s, so no answer was tried "
+                f"({reason}). A run asks again for up to rewards.outage_limit: see that it is up, and how long it takes"
+            )
+        else:
+            self.trial.refusals.append(f"{self.name}: neither a gold nor an empty answer is scored: {reason}")
 
     def _gold(self, prompt: Prompt) -> str:
         return gold_of(self.reward, prompt)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from dapo.errors import RecipeError
+
+if TYPE_CHECKING:
+    from dapo.importing.convert import Imported
 
 
 def import_recipe(
@@ -23,11 +27,11 @@ def import_recipe(
         int | None, typer.Option(min=1, help="Processes that learn there, if batches are counted for each of them.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over RECIPE.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List settings that are off here and there, too.")] = False,
 ) -> int:
     """Another trainer's configuration as a recipe, each line with its origin. Nothing in it is executed."""
-    from dapo.config.problems import visible
-    from dapo.config.secrets import redact_text
     from dapo.importing.convert import import_file
+    from dapo.importing.reading import Listed
     from dapo.importing.recipe import ARGUMENTS
 
     if out is not None and out.exists() and not force:
@@ -35,26 +39,45 @@ def import_recipe(
     if out is not None and out.exists() and source.exists() and out.samefile(source):
         raise RecipeError(f"{out} is the file that is imported; give the recipe another name")
     made = import_file(source, system, devices)
+    text = made.text if verbose else made.brief
     if out is None:
-        print(made.text, end="")
+        print(text, end="")
+        _say(made, sys.stderr)
         return 0
     try:
-        out.write_text(made.text, encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"{out} cannot be written: {error.strerror or error}") from None
     reading = made.reading
-    for caution in reading.cautions:
-        print(f"CAUTION: {visible(redact_text(caution), 400)}")
+    _say(made, sys.stdout)
     print(f"wrote {out}: {len(reading.lines)} settings of {reading.title}, read from {source} ({reading.source.form})")
     if reading.said:
         print(f"things that mean something else here, listed at its end: {len(reading.said)}")
-    computed = sum(entry.computed for entry in reading.apart)
-    if computed:
-        print(f"settings without a line that change what is computed there, listed at its end: {computed}")
-    if idle := len(reading.apart) - computed:
-        print(f"settings without a line of memory, speed and logs, listed at its end: {idle}")
+    differing = sum(entry.kind is Listed.DIFFERS for entry in reading.apart)
+    if differing:
+        print(f"settings without a line that change what is computed there, listed at its end: {differing}")
     if made.refused:
         print(f"`dapo check` will refuse it until this is settled:\n{made.refused}")
     needed = " ".join(ARGUMENTS[key] for key in made.missing)
     print(f"look at it with: dapo check {out}{f' {needed}' if needed else ''}")
     return 0
+
+
+def _say(made: Imported, where: TextIO) -> None:
+    """Print what a user has to know before a run: cautions, lines to fill in, settings that are not known."""
+    from dapo.config.problems import visible
+    from dapo.config.secrets import redact_text
+    from dapo.importing.reading import Listed
+
+    for caution in made.reading.cautions:
+        print(f"CAUTION: {visible(redact_text(caution), 400)}", file=where)
+    for key, line in made.reading.lines.items():
+        if line.fill_in or "FILL IN" in line.comment:
+            said = visible(redact_text(line.comment), 300)
+            print(f"to fill in: {key}: {said}", file=where)
+    unknown = [entry.what.partition(" = ")[0] for entry in made.reading.apart if entry.kind is Listed.UNKNOWN]
+    if unknown:
+        names = visible(redact_text(", ".join(unknown)), 600)
+        print(
+            f"settings that are not known to `dapo import`, or could not be read: {len(unknown)}: {names}", file=where
+        )

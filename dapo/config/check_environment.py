@@ -73,6 +73,9 @@ def _agent(environment: EnvironmentSection) -> Iterator[Problem]:
     agent = environment.kind == "agent"
     if agent and not environment.run:
         yield Problem("environment.run", "kind: agent needs a function, such as my_agent:solve, or a command", None)
+    if environment.other_sampling != "refuse" and not agent:
+        why = "is only read with environment.kind: agent"
+        yield Problem("environment.other_sampling", why, environment.other_sampling)
     if environment.run is not None and not agent:
         yield Problem("environment.run", "is only read with environment.kind: agent", environment.run)
     if agent and environment.tools:

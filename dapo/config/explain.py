@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from dapo.config.moved import MOVED, moved_hint, moved_key
-from dapo.config.peers import PEER_KEYS, apart_hint, peer_hint, peer_metric
+from dapo.config.peers import PEER_KEYS, PEER_WORDS, apart_hint, peer_entry, peer_hint, peer_metric
 from dapo.config.presets import PRESETS
 from dapo.config.problems import brief, nearest, visible
 from dapo.config.section import Section
@@ -72,7 +72,8 @@ def explain(key: str) -> list[str]:
     """
     key = key.strip()
     if (exact := settings().get(generic(key))) is not None:
-        return _known(exact)
+        entry = peer_entry(key) if key.endswith("gpus_per_node") else None  # NeMo RL spells its own key like that
+        return [*_known(exact), *([] if entry is None else [f"  elsewhere  {entry.hint()}"])]
     shown = [_metric(metric) or [] for metric in printed(key)]
     if shown and (peer := _peer_metric(key)):  # a name that a peer has too
         shown = [peer]
@@ -84,13 +85,16 @@ def explain(key: str) -> list[str]:
         return [moved_hint(old), *(["", *explain(MOVED[old])] if MOVED[old] else [])]
     if hint := peer_hint(key):
         lines = [hint]
-        for entry in PEER_KEYS:
+        for entry in (*PEER_KEYS, *PEER_WORDS.values()):
             if entry.hint() == hint:
                 lines += [line for path in entry.ours for line in ("", *explain(path))]
                 break
         return lines
     if hint := apart_hint(key):
         return [f"`{key}`: {hint}"]
+    plain = key.lstrip("-").lower().replace("-", "_")  # `--epsilon_high`, `Clip-Higher`
+    if plain != key and peer_hint(plain):
+        return explain(plain)
     near = nearest(key) or get_close_matches(key, {*settings(), *_metric_keys(), *words()}, 3, 0.6)
     hint = (
         f"; the nearest are {', '.join(near)}"

@@ -1,7 +1,8 @@
 """Keys of other trainers: their names in dapo, or why they have no place here, so that a refusal can say it.
 
-The tables in ``peer_keys/`` hold them: ``placed.txt``, ``missing.txt`` (what changes the computation there),
-``apart.txt`` (what does not), and ``metrics.txt``. The full comparison, behaviour included, is docs/peers.md.
+The tables in ``peer_keys/`` hold them: ``placed.txt``, ``replaced.txt`` (losses and advantages that are not here),
+``missing.txt`` (what else changes the computation there), ``apart.txt`` (what does not), ``metrics.txt``, and
+``words.txt`` (what is no key). The full comparison, behaviour included, is docs/peers.md.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class ApartKey:
     pattern: str  # of whole keys, dots included
     who: tuple[str, ...]
     reason: str
+    effect: str  # "idle": memory, speed and logs; "computed"; "replaced": a loss or an advantage that is not here
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ def _lines(table: str) -> Iterator[_Line]:
             yield _Line(above, note, tuple(name.strip() for name in who.split(",")), keys.split())
 
 
-def _placed() -> Iterator[PeerKey]:
-    for above, own, who, keys in _lines("placed.txt"):
+def _placed(table: str) -> Iterator[PeerKey]:
+    for above, own, who, keys in _lines(table):
         settings, _, note = above.partition(" | ")
         names, _, said = settings.partition(" = ")
         ours = tuple(name for name in names.split() if name != "-")
@@ -98,12 +100,13 @@ def _value(word: str) -> Any:
     return int(word) if word.isdecimal() else {"true": True, "false": False}.get(word, word)
 
 
-def _apart(table: str) -> tuple[ApartKey, ...]:
-    return tuple(ApartKey(key, line.who, line.above) for line in _lines(table) for key in line.keys)
+def _apart(table: str, effect: str) -> tuple[ApartKey, ...]:
+    return tuple(ApartKey(key, line.who, line.above, effect) for line in _lines(table) for key in line.keys)
 
 
-PEER_KEYS = tuple(_placed())
-MISSING, APART = _apart("missing.txt"), _apart("apart.txt")
+PEER_KEYS = tuple(_placed("placed.txt"))
+PEER_WORDS = {row.key: row for row in _placed("words.txt")}
+_APART = _apart("replaced.txt", "replaced") + _apart("missing.txt", "computed") + _apart("apart.txt", "idle")
 PEER_METRICS = tuple(
     PeerMetric(key, line.who, tuple(line.above.split()), line.note)
     for line in _lines("metrics.txt")
@@ -125,31 +128,25 @@ def peer_entry(path: str, who: str | None = None) -> PeerKey | None:
 
 def peer_hint(path: str) -> str | None:
     """Return what a peer's key is called here, for a path that ends with it; None if no trainer has it."""
-    entry = peer_entry(path)
+    entry = peer_entry(path) or PEER_WORDS.get(path)
     return entry.hint() if entry else None
 
 
-def _row(key: str, who: str | None = None) -> ApartKey | None:
+def apart_row(key: str, who: str | None = None) -> ApartKey | None:
     """Return the row whose pattern says most about a key: one without a ``*`` in front, then the longest."""
-    rows = [row for row in MISSING + APART if (who is None or who in row.who) and fnmatchcase(key, row.pattern)]
+    rows = [row for row in _APART if (who is None or who in row.who) and fnmatchcase(key, row.pattern)]
     return max(rows, key=lambda row: (not row.pattern.startswith("*"), len(row.pattern)), default=None)
-
-
-def apart_row(key: str, who: str) -> tuple[str, bool]:
-    """Return why a key of ``who`` has no line (empty: it is not known), and whether it changes what is computed."""
-    row = _row(key, who)
-    return ("", True) if row is None else (row.reason, row in MISSING)
 
 
 def in_section_apart(key: str, who: str) -> bool:
     """Return whether a whole section is apart, such as ``critic.*``: no key in it means what it means elsewhere."""
-    row = _row(key, who)
+    row = apart_row(key, who)
     return row is not None and row.pattern.endswith(".*") and not row.pattern.startswith("*")
 
 
 def apart_hint(path: str) -> str | None:
     """Return a sentence on a key that other trainers have and dapo has not; None if no trainer is known to have it."""
-    row = _row(path.lstrip("+-").replace("-", "_"))
+    row = apart_row(path.lstrip("+-").replace("-", "_"))
     return None if row is None else f"no such key here (of {', '.join(row.who)}): {row.reason}"
 
 

@@ -91,6 +91,7 @@ def visible(text: str, most: int | None = None) -> str:
 def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Problem]:
     """Return one problem per key of the settings ``given``. (A union reports once per member; they are joined.)"""
     found: dict[str, Problem] = {}
+    unknown = 0
     for entry in error.errors(include_url=False):
         path = _path(entry["loc"])
         if entry["type"] == "union_tag_invalid" or (entry["type"] == "union_tag_not_found" and _is_dict(entry)):
@@ -98,7 +99,9 @@ def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Prob
         if entry["type"] == "extra_forbidden":
             for key, value in _leaves(path, entry["input"]):
                 kind = value_at(given, f"{key.rpartition('.')[0]}.kind", None)
-                found.setdefault(key, Problem(key, unknown_key(key, kind), value))
+                unknown += 1
+                why = unknown_key(key, kind) if unknown <= _MOST_SUGGESTIONS else "no such key"
+                found.setdefault(key, Problem(key, why, value))
         elif entry["type"] == "missing" and (setting := lookup(path)) and path.endswith(f"{entry['loc'][-1]}"):
             such_as = f", such as {_SUCH_AS[path]}" if path in _SUCH_AS else ""
             found.setdefault(
@@ -167,6 +170,7 @@ def _wrong_value(path: str, value: Any, message: str) -> str:
     return text
 
 
+_MOST_SUGGESTIONS = 10  # unknown keys that are looked up; each takes 25 ms, and more are a file of something else
 _SUCH_AS = {
     "model": "{path: ./my-model}",
     "data": "{train: [{path: train.jsonl}]}",

@@ -1,4 +1,4 @@
-"""Find training problems that stand in a validation set: what two texts share that are one problem."""
+"""Find training problems that are in a validation set: what two texts share that are one problem."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from typing import Any
 from dapo.environments.endpoint import Conversation, Endpoint
 from dapo.environments.formats import Reader
 from dapo.environments.forms import Form
-from dapo.environments.requests import Completed
+from dapo.environments.requests import Completed, Sampling
 from dapo.errors import RecipeError
 from dapo.types.batch import Prompt
 from dapo.types.environment import Abilities, Ended, ModelTurn, Reply
@@ -119,6 +119,7 @@ def agent_form(
     *,
     loaded: str,
     timeout: float,
+    sampling: Sampling | None = None,
 ) -> Form:
     """Return the form of an agent.
 
@@ -128,6 +129,7 @@ def agent_form(
         reader: reads calls of tools; None: a request with tools is refused.
         loaded: name of the function, for errors.
         timeout: seconds of a call.
+        sampling: of the run, which requests may name.
 
     Raises:
         RecipeError: the function takes no such arguments.
@@ -140,7 +142,7 @@ def agent_form(
                 f"environment.run: {loaded} is called as (prompt, base_url=..., api_key=..., **environment.args): "
                 f"{error}"
             ) from None
-    endpoint = Endpoint(reads_calls=reader is not None)
+    endpoint = Endpoint(reads_calls=reader is not None, sampling=sampling)
     able = Abilities(opens=True, ends=True, restores=False, role="user")
     return Form(lambda: AgentEnvironment(endpoint, run, args, timeout), {}, reader, "agent", True, able)
 

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.environments.requests import BadRequest, Completed, Requested, read_request, shown_error
+from dapo.environments.requests import BadRequest, Completed, Requested, Sampling, read_request, shown_error
 
 MOST_HEADERS = 1 << 14  # bytes of a request's head
 MOST_BODY = 1 << 22  # bytes of a request's body
@@ -116,9 +116,14 @@ class Endpoint:
 
     base_url: str
 
-    def __init__(self, *, reads_calls: bool = False) -> None:
-        """``reads_calls``: calls of tools are read in the model's turns; otherwise a request with tools is refused."""
-        self._reads_calls = reads_calls
+    def __init__(self, *, reads_calls: bool = False, sampling: Sampling | None = None) -> None:
+        """Describe a server.
+
+        Args:
+            reads_calls: calls of tools are read in the model's turns; otherwise a request with tools is refused.
+            sampling: of the run; None: a request may ask for nothing.
+        """
+        self._reads_calls, self._sampling = reads_calls, sampling or Sampling()
         self._server: asyncio.Server | None = None
         self._conversations: dict[str, Conversation] = {}
 
@@ -174,7 +179,7 @@ class Endpoint:
             elif method != "POST" or path != "/v1/chat/completions":
                 raise BadRequest(f"there is no {method} {path}; POST /v1/chat/completions", "not_found", 404)
             else:
-                requested = read_request(body)
+                requested = read_request(body, self._sampling)
                 if requested.tools and not self._reads_calls:
                     raise BadRequest("this run reads no calls of tools; name their format in environment.tool_format")
                 await self._complete(conversation, requested, reader, writer)

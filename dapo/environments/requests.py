@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 MOST_MESSAGES = 1024
@@ -32,7 +33,55 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Parameters that would change what is sampled, and the values with which they do not."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-"""Parameters that the recipe alone sets. A request may not name them."""
+"""Parameters that the recipe alone sets. A request may name them with the recipe's values."""
+IGNORED = (*SAMPLING, "stop", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "logit_bias")
+"""Parameters without which an answer has the form that its client expects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the run samples, and what becomes of a request that asks for something else.
+
+    Attributes:
+        values: the recipe's value of a parameter, by its name in a request.
+        ignore: other values are ignored, and each parameter is said once; otherwise they are refused.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    ignore: bool = False
+    _said: set[str] = field(default_factory=set)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Look at the parameters of a request.
+
+        Raises:
+            BadRequest: one would change what is sampled, and is not ignored.
+        """
+        for name in dict.fromkeys([*SAMPLING, *NEUTRAL]):
+            value = given.get(name)
+            if value is None or (name in NEUTRAL and value in NEUTRAL[name]) or self._is_the_recipes(name, value):
+                continue
+            shown = f"`{name}: {json.dumps(value)[:80]}`"
+            if self.ignore and name in IGNORED:
+                if name not in self._said:
+                    self._said.add(name)
+                    print(f"dapo: {shown} of an agent's request is ignored: the recipe decides", file=sys.stderr)
+            elif name in self.values:
+                own = json.dumps(self.values[name])[:80]
+                raise BadRequest(
+                    f"{shown} is not what the run samples with, for all turns alike: {own}. Leave it out, ask for that "
+                    "value, or set `environment.other_sampling: ignore`"
+                )
+            else:
+                raise BadRequest(f"{shown} is not supported; leave it out")
+
+    def _is_the_recipes(self, name: str, value: Any) -> bool:
+        if name not in self.values:
+            return False
+        own = self.values[name]
+        if name == "stop":
+            value = [value] if isinstance(value, str) else value
+        return bool(value == own) and isinstance(value, bool) == isinstance(own, bool)
 
 
 class BadRequest(Exception):
@@ -100,8 +149,8 @@ def shown_error(message: str, code: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
 
 
-def read_request(body: bytes) -> Requested:
-    """Return what a request asks for.
+def read_request(body: bytes, sampling: Sampling) -> Requested:
+    """Return what a request asks for, of a run that samples so.
 
     Raises:
         BadRequest: it is none, or asks for something that a training run does not do.
@@ -109,12 +158,7 @@ def read_request(body: bytes) -> Requested:
     given = _loaded(body, "the body")
     if not isinstance(given, dict) or not isinstance(given.get("messages"), list) or not given["messages"]:
         raise BadRequest("the body is an object with a list `messages` that is not empty")
-    for name in SAMPLING:
-        if given.get(name) is not None:
-            raise BadRequest(f"`{name}` is set by the run's recipe for all turns alike; leave it out of requests")
-    for name, values in NEUTRAL.items():
-        if name in given and given[name] not in values:
-            raise BadRequest(f"`{name}: {json.dumps(given[name])[:80]}` is not supported; leave it out")
+    sampling.check(given)
     if len(given["messages"]) > MOST_MESSAGES:
         raise BadRequest(f"more than {MOST_MESSAGES} messages")
     tools = given.get("tools") or []

@@ -23,6 +23,7 @@ from typing import Any
 from dapo.environments.formats import FORMATS, Reader
 from dapo.environments.forms import CallTimeout, Episode, Form, checked, form_of, verified_form, within
 from dapo.environments.programs import PYTHON, ProgramSettings, python_tool
+from dapo.environments.requests import Sampling
 from dapo.environments.shapes import WrongReply
 from dapo.environments.tools import error_text
 from dapo.environments.verified import KIND, load_verified
@@ -53,6 +54,7 @@ class Load:
     data: str | None = None  # folder for that environment's data sets
     read: tuple[str, ...] = ()  # names of rewards that read the environment's scores
     agent: str | bytes | tuple[str, ...] | None = None  # a hook, or the words of a command; ``kind`` is None then
+    sampling: Sampling | None = None  # of the run, which an agent's requests may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
 
         run = what.agent if isinstance(what.agent, tuple) else loaded(what.agent, "environment.run")
         name = what.agent if isinstance(what.agent, str) else "it"
-        return agent_form(run, what.args, reader, loaded=name, timeout=what.timeout)
+        return agent_form(run, what.args, reader, loaded=name, timeout=what.timeout, sampling=what.sampling)
     found = None if what.kind is None else loaded(what.kind, "environment.kind")
     tools = [loaded(tool, "environment.tools") for tool in what.tools]
     form = form_of(found, what.args, tools, reader, max_turns=what.max_turns)

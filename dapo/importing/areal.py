@@ -38,6 +38,12 @@ def convert(r: Reading) -> None:
     _rewards(r, longest)
     _optimiser(r)
     _running(r)
+    where = r.find("scheduler.type", "launcher.type", "launcher")
+    if where is not None and where.value == "ray":
+        r.put("launch.backend", "ray", where)
+    elif where is not None and where.value == "slurm":
+        nodes = r.count("cluster.n_nodes", default=1)
+        r.put("slurm.nodes", nodes.value, where, nodes, note="`dapo launch` submits the job")
     names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
     shared.lora(r, "actor.", names, on=r.flag("actor.use_lora", default=False), rank=32, alpha=16)
 
@@ -57,8 +63,6 @@ def _loss(r: Reading) -> None:
         found = r.number(key)
         if sapo.value and found is not None:
             r.put(f"algorithm.loss.{ours}", float(found.value), found)
-        else:
-            r.drop(found, "read with actor.use_sapo_loss: true only", idle=True)
     if sapo.value:
         r.put("algorithm.loss.kind", "sapo", sapo)
         r.lines.pop("algorithm.clip.dual", None)
@@ -105,18 +109,14 @@ def _rejection(r: Reading, apart: SourceValue) -> None:
     if not any(key.startswith(where) for key in r.source.settings):
         return
     if not apart.value:
-        for found in (level, action, metric, mean, upper, lower):
-            r.drop(found, "read with actor.use_decoupled_loss: true only", idle=True)
         return
     kinds = {("token", "clamp"): "truncate", ("token", "mask"): "mask_token", ("sequence", "mask"): "mask_sequence"}
     kind = kinds.get((str(level.value), str(action.value)))
     if kind is None or metric.value != "ratio" or (kind == "mask_sequence" and mean.value != "mean"):
         for found in (level, action, metric, mean, upper, lower):
-            r.drop(found, "of a rejection without a counterpart: no correction is taken")
+            r.drop(found, "of a rejection without a counterpart")
+        r.replace(metric if metric.given else level, "this rejection has no counterpart: no correction is taken")
         return
-    if kind != "mask_sequence":
-        r.drop(mean, "read with level: sequence only", idle=True)
-    r.drop(metric, "the ratio is compared, as here", idle=True)
     r.put(f"{FIX}.kind", kind, level, action)
     r.put(f"{FIX}.cap", float(upper.value), upper)
     if kind != "truncate":
@@ -209,6 +209,7 @@ def _rewards(r: Reading, longest: SourceValue) -> None:
 def _optimiser(r: Reading) -> None:
     optim = "actor.optimizer"
     r.take("learner.learning_rate", r.need(f"{optim}.lr", default=1e-3))
+    shared.optimizer(r, f"{optim}.type")  # its adam is AdamW
     r.take("learner.weight_decay", r.need(f"{optim}.weight_decay", default=0.01))
     first, second = r.need(f"{optim}.beta1", default=0.9), r.need(f"{optim}.beta2", default=0.999)
     r.put("learner.betas", [first.value, second.value], first, second)
@@ -220,7 +221,7 @@ def _optimiser(r: Reading) -> None:
         known = steps is not None
         warmup = SourceValue(share.value * steps.value if steps else 0, share.said, share.given)
         if share.value and share.given and not known:
-            r.drop(share, "a share of a number of steps that is not known: set learner.warmup")
+            warmup = shared.share_of_steps(share)
         kind = r.text(f"{optim}.lr_scheduler_type", default="constant")
         shared.schedule(r, kind, unit="rollout", warmup=warmup, note="AReaL's scheduler advances once a step")
 
@@ -236,7 +237,6 @@ def _running(r: Reading) -> None:
         shared.staleness(r, stale, note="the same unit: versions of the weights")
         if r.lines.get("algorithm.old_logprobs") and r.lines["algorithm.old_logprobs"].value == "sampler":
             r.say("generation goes on while the learner works, as there: docs/overlap.md says what is promised")
-    shared.epochs_and_steps(r, r.number("total_train_steps"), r.number("total_train_epochs", default=1))
     for key, ours in (("saver", "checkpoint.every"), ("evaluator", "validation.every")):
         found = r.number(f"{key}.freq_steps")
         if found is not None:
@@ -261,6 +261,7 @@ def _running(r: Reading) -> None:
         else:
             r.drop(split, "of a data set, which is not named")
         shared.data(r, part, found, **kind)
+    shared.epochs_and_steps(r, r.number("total_train_steps"), r.number("total_train_epochs", default=1))
     shared.shuffled(r, "train_dataset.shuffle")
     shared.run_name(r, r.find("experiment_name"), r.find("trial_name"))
     r.take("run.seed", r.number("seed"), int)

@@ -15,14 +15,15 @@ from dapo.errors import RecipeError
 from dapo.importing import areal, huggingface, nemo, processes, skyrl, slurm, verl
 from dapo.importing.files import SourceFiles
 from dapo.importing.given import SourceFile
+from dapo.importing.method import refuse_other_methods
 from dapo.importing.python_source import read_python
-from dapo.importing.reading import Apart, Reading
-from dapo.importing.recipe import nested, recipe_text
+from dapo.importing.reading import Apart, Listed, Reading, SourceValue
+from dapo.importing.recipe import ARGUMENTS, nested, recipe_text
 from dapo.importing.recognise import SYSTEMS, recognise
 from dapo.importing.script_source import APART, read_script
 from dapo.importing.text import read_source
 from dapo.importing.turns import convert_turns
-from dapo.importing.values import shown
+from dapo.importing.values import is_off, shown
 from dapo.importing.yaml_source import read_yaml
 
 _CONVERT: dict[str, Callable[[Reading], None]] = {
@@ -40,10 +41,19 @@ class Imported:
     """A recipe made of another trainer's configuration."""
 
     system: str  # as --from takes it
-    text: str  # the recipe, commented line by line
     reading: Reading  # its lines, what is apart, what was said
     missing: tuple[str, ...]  # settings that the source does not hold and a run needs
     refused: str  # why `dapo check` will refuse it even so; empty: it will not
+
+    @property
+    def text(self) -> str:
+        """The recipe with everything that is listed at its end."""
+        return recipe_text(self.reading, self.missing, whole=True)
+
+    @property
+    def brief(self) -> str:
+        """The recipe without the list of what is off, or memory, speed and logs only."""
+        return recipe_text(self.reading, self.missing, whole=False)
 
 
 def import_file(path: str | Path, system: str | None = None, devices: int | None = None) -> Imported:
@@ -72,11 +82,19 @@ def import_text(
         source = _read(text, name, files)
     except RecursionError:
         raise RecipeError(f"{name}: its values stand too deep within each other") from None
-    source.files = files.read
+    source.files, source.folder = files.read, folder
     system = recognise(source, system)
     if system in ("trl", "ms-swift"):
         source.settings = {_flat(key): given for key, given in source.settings.items()}
-    source.devices = devices or source.devices
+    refuse_other_methods(source, system)
+    if source.gaps:
+        what, why = source.gaps[0]
+        raise RecipeError(
+            f"{name}: {what} could not be read ({why}). It may set any key, so no default can stand for one: "
+            "write it out"
+        )
+    if devices:
+        source.devices, source.nodes = devices, 1
     reading = Reading(source, SYSTEMS[system], cautions=list(source.cautions))
     convert_turns(reading)
     _CONVERT[system](reading)
@@ -86,8 +104,8 @@ def import_text(
     refused = _without_idle_lines(reading)
     _without_defaults(reading)
     _list_what_stands_nowhere(reading)
-    missing = tuple(key for key in ("model.path", "data.train") if key not in reading.lines)
-    return Imported(system, recipe_text(reading, missing), reading, missing, refused)
+    missing = tuple(key for key in ARGUMENTS if key not in reading.lines or reading.lines[key].fill_in)
+    return Imported(system, reading, missing, refused)
 
 
 def _flat(key: str) -> str:
@@ -118,33 +136,41 @@ def _by_the_table(r: Reading) -> None:
     for key, given in r.source.settings.items():
         if key in r.used:
             continue
-        if given.value is None:
-            r.apart.append(Apart(f"{key} = null", "says nothing", computed=False))
-            continue
         what = f"{key} = {shown(given.value)}"
+        if given.value is None:
+            r.apart.append(Apart(what, "null", Listed.IDLE))
+            continue
         entry = None if in_section_apart(key, r.title) else peer_entry(key, r.title)
-        reason, computed = apart_row(key, r.title)
+        row = apart_row(key, r.title)
         converted = entry.converted(given.value) if entry is not None else None
         if entry is not None and converted is not None and entry.ours[0] not in r.lines:
             setting = lookup(entry.ours[0])
             if setting is not None:
                 r.put(entry.ours[0], converted[0], r.find(key))
                 continue
-        if reason:
-            r.apart.append(Apart(what, reason, computed))
+        of_model = "model.path" in r.lines and given.value == r.lines["model.path"].value  # such as a tokenizer's path
+        kind = Listed.IDLE if is_off(given.value) or of_model else Listed.DIFFERS
+        switch = r.source.settings.get(f"{key.partition('.')[0]}.enabled")
+        if row is not None and row.effect == "replaced" and switch is not None and is_off(switch.value):
+            kind = Listed.IDLE
+        first = row is not None and not any(row.reason in caution for caution in r.cautions)
+        if row is not None and row.effect == "replaced" and kind is Listed.DIFFERS and first:
+            r.replace(SourceValue(given.value, f"from {what}", True), row.reason)
+        elif row is not None:
+            r.apart.append(Apart(what, row.reason, Listed.IDLE if row.effect == "idle" else kind))
         elif entry is not None and entry.ours:
             said = f"is `{'` and `'.join(entry.ours)}` here{f': {entry.note}' if entry.note else ''}"
-            r.apart.append(Apart(what, f"{said}; not converted, set it by hand"))
+            r.apart.append(Apart(what, f"{said}; not converted, set it by hand", kind))
         elif entry is not None:
-            r.apart.append(Apart(what, entry.note))
+            r.apart.append(Apart(what, entry.note, kind))
         else:
-            r.apart.append(Apart(what, "not known to `dapo import`: nothing was made of it"))
+            r.apart.append(Apart(what, "not known to `dapo import`", Listed.UNKNOWN))
     for what, why in r.source.unresolved:
-        r.apart.append(Apart(what, f"could not be read: {why}"))
+        r.apart.append(Apart(what, f"could not be read: {why}", Listed.UNKNOWN))
 
 
 def _list_what_stands_nowhere(r: Reading) -> None:
-    """List each given key that is neither a line's origin nor listed: a switch that is off, and what only it reads."""
+    """List each given key that is neither a line's origin nor listed: what is off, and what only another key reads."""
     said = "\n".join([*(line.comment for line in r.lines.values()), *(entry.what for entry in r.apart), *r.said])
     for key, given in r.source.settings.items():
         if (
@@ -153,15 +179,10 @@ def _list_what_stands_nowhere(r: Reading) -> None:
             and not re.search(rf"(?<![\w.]){re.escape(key)}(?![\w-]|\.\w)", said)
         ):
             what = f"{key} = {shown(given.value)}"
-            word = isinstance(given.value, str) and given.value.lower() not in (
-                "",
-                "none",
-                "null",
-                "false",
-                "no",
-                "off",
-            )
-            r.apart.append(Apart(what, "read, and no line came of it beside the other settings", computed=word))
+            word = isinstance(given.value, str) and not is_off(given.value)
+            row = apart_row(key, r.title)
+            kind = Listed.DIFFERS if word and (row is None or row.effect != "idle") else Listed.IDLE
+            r.apart.append(Apart(what, f"has no effect beside {r.title}'s other settings, or none here", kind))
 
 
 def _without_defaults(r: Reading) -> None:
@@ -187,8 +208,9 @@ def _without_idle_lines(r: Reading) -> str:
         without = r.lines.pop(key)
         if without.comment.startswith("from "):
             reason = f"nothing would read `{key}`: `{key.rpartition('.')[0]}` is of another kind"
-            r.apart.append(Apart(without.comment.removeprefix("from "), reason, False))
-    flat = {key: line.value for key, line in r.lines.items() if not key.startswith(("data.train", "data.valid"))}
+            r.apart.append(Apart(without.comment.removeprefix("from "), reason, Listed.IDLE))
+    known = {key: line.value for key, line in r.lines.items() if not line.fill_in}
+    flat = {key: value for key, value in known.items() if not key.startswith(("data.train", "data.valid"))}
     flat["model.path"] = "builtin/signed-sum"
     given = nested(flat)
     given.setdefault("data", {})["train"] = [{"task": "signed_sum"}]
@@ -201,7 +223,8 @@ def _without_idle_lines(r: Reading) -> str:
     for path, reason in unread(recipe, difference_from_preset(recipe)):
         line = r.lines.pop(path, None)
         if line is not None and line.comment.startswith("from "):
-            r.apart.append(Apart(line.comment.removeprefix("from "), f"nothing would read `{path}`: {reason}", False))
+            why = f"nothing would read `{path}`: {reason}"
+            r.apart.append(Apart(line.comment.removeprefix("from "), why, Listed.IDLE))
     return ""
 
 

@@ -39,7 +39,9 @@ class SourceFiles:
         self.merged: dict[Path, dict[str, Any]] = {}  # YAML files with what their defaults name, each made once
         self._texts: dict[Path, str] = {}
 
-    def find(self, name: str, places: tuple[Path | None, ...]) -> tuple[Path | None, str]:
+    def find(
+        self, name: str, places: tuple[Path | None, ...], endings: tuple[str, ...] = ENDINGS
+    ) -> tuple[Path | None, str]:
         """Return the file of a name in one of the folders, or None and why it is not read."""
         why = "it is not there"
         for place in places:
@@ -48,8 +50,8 @@ class SourceFiles:
                     path = place / f"{name}{ending}" if place is not None and len(name) < 500 else None
                     if path is None or not path.is_file():
                         continue
-                    if path.suffix.lower() not in ENDINGS:
-                        why = "it is no YAML by its name"
+                    if path.suffix.lower() not in endings:
+                        why = f"it is no {'YAML' if endings == ENDINGS else 'script'} by its name"
                     elif self._inside(path):
                         return path, ""
                     else:

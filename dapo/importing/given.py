@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MOST_SETTINGS = 5_000
@@ -27,11 +28,16 @@ class SourceFile:
     form: str  # what it was read as: "YAML", "a launch script", "Python"
     settings: dict[str, SourceSetting] = field(default_factory=dict)  # a later one replaces an earlier one
     unresolved: list[tuple[str, str]] = field(default_factory=list)  # what stands there, why it could not be read
+    unread: dict[str, str] = field(default_factory=dict)  # keys that are given without a value that can be read: why
+    gaps: list[tuple[str, str]] = field(default_factory=list)  # parts of the command that may hold any key
     files: list[str] = field(default_factory=list)  # read as well, for what it names as its base
     cautions: list[str] = field(default_factory=list)  # said in the first lines
     lacks: str = ""  # why it cannot be imported, if it is the command that is chosen
+    folder: Path | None = None  # in which the files lie that it names
     words: set[str] = field(default_factory=set)  # programs and modules named, which tell whose it is
-    devices: int | None = None  # processes that learn, where the source says it
+    functions: dict[str, str] = field(default_factory=dict)  # names of functions that are in a module, by theirs
+    devices: int | None = None  # processes that learn on a machine, where the source says it
+    nodes: int = 1  # machines
 
     def add(self, key: str, value: Any, place: str) -> None:
         """Take one setting; the last one given wins, as it does in all six. A value without end is listed instead."""
@@ -40,7 +46,40 @@ class SourceFile:
             self.unresolved.append((key, f"it stands for more than {LONGEST_VALUE:,} characters"))
             return
         self.settings.pop(key, None)
+        self.unread.pop(key, None)
         self.settings[key] = SourceSetting(key, value, place)
+
+    def rows_of(self, name: str) -> int:
+        """Return the number of rows of a file of JSON lines or Parquet; 0: it is not here, or another file."""
+        places = [folder / name for folder in (self.folder, Path.cwd()) if folder is not None]
+        try:
+            path = next((place for place in places if place.is_file()), None)
+            if path is not None and path.suffix == ".parquet":
+                import pyarrow.parquet
+
+                return int(pyarrow.parquet.ParquetFile(path).metadata.num_rows)
+            if path is not None and path.suffix == ".jsonl":
+                with path.open("rb") as lines:
+                    return sum(1 for line in lines if line.strip())
+        except (OSError, ValueError):
+            pass
+        return 0
+
+    def text_of(self, name: str) -> str:
+        """Return the text of a file beside the source; empty: it is not there, or larger than a prompt."""
+        path = None if self.folder is None else self.folder / name
+        try:
+            if self.folder and path and path.resolve().is_relative_to(self.folder.resolve()) and path.is_file():
+                return path.read_text(encoding="utf-8")[:LONGEST_VALUE]
+        except (OSError, ValueError):
+            pass
+        return ""
+
+    def not_read(self, key: str, what: str, why: str) -> None:
+        """Take a setting whose value could not be read: ``what`` is its text. No default takes its place."""
+        self.settings.pop(key, None)
+        self.unread[key] = f"{what} could not be read: {why}"
+        self.unresolved.append((what, why))
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from dapo.importing import shared
 from dapo.importing.reading import Reading, SourceValue
@@ -55,6 +56,11 @@ def convert_trl(r: Reading) -> None:
 def convert_swift(r: Reading) -> None:
     """Write every line that needs several keys of ms-swift, or one of its defaults."""
     _convert(r, SWIFT)
+    method = r.text("rlhf_type", default="grpo")
+    if method.value == "grpo":
+        r.drop(method, "a recipe is GRPO or a relative", idle=True)
+    else:
+        r.replace(method, "GRPO and its relatives are here")
     on = r.flag("dynamic_sample", default=False)
     times = r.count("max_resample_times", default=3)
     if on.value:
@@ -64,6 +70,7 @@ def convert_swift(r: Reading) -> None:
         r.put(f"{DS}.cap.then", "fill", note="ms-swift trains the first batch then; `fill` keeps the good groups found")
         shared.whole_rounds(r)
         r.say("ms-swift keeps groups by the weighted sum of all rewards; here the accuracy decides, as in the paper")
+        r.say("where groups are missing ms-swift draws a whole new batch; here so many groups as are missing are drawn")
     else:
         shared.no_filter(r, on)
     _swift_correction(r)
@@ -79,12 +86,16 @@ def _convert(r: Reading, d: Defaults) -> None:
 
 def _devices(r: Reading) -> SourceValue:
     if r.source.devices:
-        return SourceValue(r.source.devices, f"from {r.source.devices} processes", True)
+        nodes = f" on each of {r.source.nodes} machines" if r.source.nodes > 1 else ""
+        return SourceValue(r.source.devices * r.source.nodes, f"from {r.source.devices} processes{nodes}", True)
     return SourceValue(1, "one device: nothing says how many (`--devices N`)", False)
 
 
 def _sizes(r: Reading, d: Defaults) -> None:
     group = r.count("num_generations", default=8)
+    if r.given("global_batch_size") or "global_batch_size" in r.source.unread:
+        _megatron_sizes(r, group)
+        return
     per_device = r.count("per_device_train_batch_size", default=d.per_device)
     accumulated = r.count("gradient_accumulation_steps", default=1)
     devices = _devices(r)
@@ -96,16 +107,36 @@ def _sizes(r: Reading, d: Defaults) -> None:
     how = f"{batch} responses / {group.value} of each prompt"
     if whole is None:
         how = f"{per_device.value} x {slices.value} x {devices.value} = {how}"
+    prompts = max(1, batch // group.value)
     if batch % group.value:
         r.say(f"{batch} responses are no whole groups of {group.value}; {r.title} refuses that")
-    prompts = max(1, batch // group.value)
     r.put("rollout.prompts_per_step", prompts, *founds, note=how)
     r.put("rollout.group_size", group.value, group)
     said = f"{per_device.value} x {accumulated.value} x {devices.value} = {rows}"
-    total = SourceValue(prompts, per_device.said, per_device.given)
+    unread = next((found.unread for found in (*founds, accumulated) if found.unread), "")
+    total = SourceValue(prompts, per_device.said, per_device.given, unread)
     founds_of_mini = [f.said for f in (per_device, accumulated, devices)]
     step = SourceValue(rows, f"from {', '.join(s.removeprefix('from ') for s in founds_of_mini)}: {said}", True)
     shared.minibatch_of_responses(r, total, group, step)
+    _lengths(r)
+
+
+def _megatron_sizes(r: Reading, group: SourceValue) -> None:
+    """Read `megatron rlhf`: an optimizer step has ``global_batch_size`` responses, whatever the devices are."""
+    step, slices = r.count("global_batch_size", default=16), r.count("steps_per_generation", default=1)
+    whole = r.number("generation_batch_size")
+    batch = int(whole.value) if whole is not None else step.value * slices.value
+    prompts = max(1, batch // group.value)
+    founds = (whole, group) if whole is not None else (step, slices, group)
+    how = f"{batch} responses / {group.value} of each prompt"
+    r.put("rollout.prompts_per_step", prompts, *founds, note=how)
+    r.put("rollout.group_size", group.value, group)
+    unread = next((found.unread for found in founds if found is not None and found.unread), "")
+    shared.minibatch_of_responses(r, SourceValue(prompts, step.said, step.given, unread), group, step)
+    _lengths(r)
+
+
+def _lengths(r: Reading) -> None:
     shared.epochs_per_rollout(r, "num_iterations")
     r.take("rollout.max_response_tokens", r.count("max_completion_length", default=512))
     r.take(
@@ -121,7 +152,10 @@ def _loss(r: Reading, d: Defaults) -> None:
     kind = r.text("loss_type", default=d.loss)
     reductions = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant", "bnpo": "micro_batch_mean"}
     reductions |= {"cispo": "token_mean", "sapo": "sequence_mean"}
-    r.choose(f"{LOSS}.reduction", kind, reductions)
+    if str(kind.value) in reductions or kind.unread:
+        r.put(f"{LOSS}.reduction", reductions.get(str(kind.value)), kind)
+    else:
+        r.replace(kind, "has no counterpart; `algorithm.loss.reduction` keeps its default")
     r.put("algorithm.clip.low", low.value, low)
     if kind.value == "cispo":
         r.put(f"{LOSS}.kind", "cispo", kind)
@@ -157,14 +191,14 @@ def _loss(r: Reading, d: Defaults) -> None:
     shared.plain_learner_ratio(r)
     scale = r.text("scale_rewards", default="group")
     words = {"group": "group_std", "true": "group_std", "batch": "batch_std", "none": "none", "false": "none"}
-    r.choose("algorithm.advantage.scale", scale, words)
+    if scale.value == "gdpo":
+        shared.estimator(r, scale, "group_std")
+    elif not r.choose("algorithm.advantage.scale", scale, words):
+        r.replace(scale, "rewards are divided by the group's deviation here")
     r.put("algorithm.advantage.eps", 1e-4, note=f"{r.title}'s constant")
     kind = r.text("advantage_estimator", default="grpo")
-    if kind.value == "rloo":
-        r.put("algorithm.advantage.baseline", "leave_one_out", kind)
-        r.put("algorithm.advantage.scale", "none", kind)
-    elif kind.value != "grpo":
-        r.drop(kind, "has no counterpart: advantages are relative to the group (GRPO, DAPO)")
+    if kind.value != "grpo":
+        shared.estimator(r, kind, r.lines["algorithm.advantage.scale"].value)
 
 
 def _rewards(r: Reading) -> None:
@@ -189,14 +223,44 @@ def _rewards(r: Reading) -> None:
             r.put("algorithm.overlong_punishment.enabled", True, funcs)
     else:
         shared.no_penalty(r, funcs)
-        r.drop(r.find("soft_cache_length"), "read with reward_funcs soft_overlong only", idle=True)
-    others = [str(n) for n in names if "soft_overlong" not in str(n) and "accuracy" not in str(n)]
-    if others:
-        r.say(f"reward functions {', '.join(others)}: give yours as rewards.N.kind=function (docs/rewards.md)")
-    if weights is not None:
-        r.drop(weights, "weights of several rewards: rewards.N.weight, once they are there")
+        r.find("soft_cache_length")
     r.put("algorithm.reward_scaling.enabled", False, note="rewards are taken as they are there; to -1 and 1 here")
-    shared.reward(r, funcs)
+    if funcs is not None and funcs.unread:
+        r.put("rewards", [], funcs)
+    else:
+        _reward_functions(r, [name for n, name in enumerate(names) if n != soft], factors, (funcs, weights), soft)
+
+
+def _reward_functions(
+    r: Reading, names: list[Any], factors: list[Any], founds: tuple[SourceValue | None, ...], soft: int | None
+) -> None:
+    """Write functions of the file as rewards that are called as they are; name those that are code elsewhere."""
+    weights = [factor for n, factor in enumerate(factors) if n != soft]
+    rewards, lost = list[dict[str, Any]](), list[str]()
+    for n, name in enumerate(map(str, names)):
+        module = r.source.functions.get(name)
+        if module is not None:
+            rewards.append({"name": name, "kind": "function", "function": f"{module}:{name}"})
+        elif "accuracy" in name or name == "reasoning_accuracy_reward":
+            rewards.append({"name": "accuracy", "kind": "math"})
+        else:
+            lost.append(name)
+            continue
+        if n < len(weights) and isinstance(weights[n], int | float) and weights[n] != 1:
+            rewards[-1]["weight"] = float(weights[n])
+    if lost:
+        r.cautions.append(
+            f"reward functions that are lost: {', '.join(lost)}. Give yours as rewards.N.kind=function "
+            "rewards.N.function=MODULE:NAME (docs/own_reward.md)"
+        )
+    if not rewards:
+        shared.reward(r, *founds)
+        return
+    rewards[0]["name"], first = "accuracy", rewards[0]["name"]
+    note = f"dynamic sampling and the report read {first} as `accuracy`" if first != "accuracy" else ""
+    if len({reward["name"] for reward in rewards}) < len(rewards):
+        rewards = [{**reward, "name": "accuracy" if n == 0 else f"reward_{n}"} for n, reward in enumerate(rewards)]
+    r.put("rewards", rewards, *founds, note=note)
 
 
 def _soft_lengths(r: Reading, called: str) -> tuple[SourceValue, SourceValue | None]:
@@ -218,27 +282,28 @@ def _soft_lengths(r: Reading, called: str) -> tuple[SourceValue, SourceValue | N
 def _optimiser(r: Reading, d: Defaults) -> None:
     lora = r.text("train_type", "tuner_type", default="lora" if r.title == "ms-swift" else "full")
     rate = 1e-4 if r.title == "ms-swift" and lora.value == "lora" else d.learning_rate
-    r.take("learner.learning_rate", r.need("learning_rate", default=rate))
-    decay, norm = r.need("weight_decay", default=d.weight_decay), r.need("max_grad_norm", default=1.0)
+    r.take("learner.learning_rate", r.need("learning_rate", "lr", default=rate))
+    decay, norm = r.need("weight_decay", default=d.weight_decay), r.need("max_grad_norm", "clip_grad", default=1.0)
     r.put("learner.weight_decay", decay.value, decay)
     r.put("learner.max_grad_norm", float(norm.value), norm)
     first, second = r.need("adam_beta1", default=d.betas[0]), r.need("adam_beta2", default=d.betas[1])
     r.put("learner.betas", [first.value, second.value], first, second)
     shared.optimizer(r, "optim")
-    r.take("learner.eps", r.number("adam_epsilon"))
-    steps = r.number("max_steps")
+    r.take("learner.eps", r.number("adam_epsilon", "adam_eps"))
+    steps = r.number("max_steps", "train_iters")
     warmup: SourceValue | None
-    warmup, share = r.number("warmup_steps"), r.number("warmup_ratio")
+    warmup, share = r.number("warmup_steps", "lr_warmup_iters"), r.number("warmup_ratio", "lr_warmup_fraction")
     if (warmup is None or not warmup.value) and share is not None and share.value:
         if steps is not None and steps.value > 0:
-            warmup = SourceValue(share.value * steps.value, share.said, True)
+            warmup = SourceValue(share.value * steps.value, share.said, True, share.unread or steps.unread)
         else:
-            r.drop(share, "a share of a number of steps that is not known: set learner.warmup")
+            warmup = shared.share_of_steps(share)
     warmup = warmup if warmup is not None else SourceValue(0, f"{r.title}'s default of warmup_steps", False)
-    kind = r.text("lr_scheduler_type", default=d.schedule)
+    kind = r.text("lr_scheduler_type", "lr_decay_style", default=d.schedule)
     shared.schedule(r, kind, unit="optimizer", warmup=warmup, note=f"{r.title}'s scheduler counts optimiser steps")
-    if kind.value != "constant" and (steps is None or steps.value <= 0):
-        r.say(f"the {kind.value} schedule falls to its end at trainer.steps: set it to what the run shall have")
+    least, rate_line = r.number("min_lr"), r.lines["learner.learning_rate"]
+    if least is not None and r.lines["learner.schedule"].value != "constant" and rate_line.value:
+        r.put("learner.final_ratio", least.value / rate_line.value, least)
     _adapter(r, lora)
 
 
@@ -268,7 +333,7 @@ def _entropy_and_reference(r: Reading) -> None:
     if adapts.value and target is not None:
         r.put("algorithm.entropy_control.target", float(target.value), target, adapts)
     else:
-        r.drop(target, "read with use_adaptive_entropy: true only", idle=True)
+        r.drop(target, "use_adaptive_entropy is off", idle=True)
     follows, steps = r.flag("sync_ref_model", default=False), r.count("ref_model_sync_steps", default=512)
     mixed = r.need("ref_model_mixup_alpha", default=0.6)
     if follows.value and mixed.value == 1:
@@ -286,9 +351,6 @@ def _entropy_and_reference(r: Reading) -> None:
         )
         r.drop(steps, "of that mixing")
         r.drop(mixed, "of that mixing")
-    else:
-        for found in (steps, mixed):
-            r.drop(found, "read with sync_ref_model: true only", idle=True)
 
 
 def _running(r: Reading, d: Defaults) -> None:
@@ -311,7 +373,6 @@ def _running(r: Reading, d: Defaults) -> None:
         else:
             r.put("rollout.engine", "embedded", name, note=f"{r.title} generates with transformers then")
     shared.engine_args(r, "vllm_engine_kwargs")
-    _steps(r, d)
     _entropy_and_reference(r)
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "validation.every")):
         found = r.number(key)
@@ -328,8 +389,6 @@ def _running(r: Reading, d: Defaults) -> None:
             strategy,
             note="no evaluation there; here one before the first step and one after the last",
         )
-    elif strategy.value == "epoch":
-        r.drop(strategy, "validation.every counts training steps", idle=True)
     elif strategy.given and r.title == "TRL" and not r.given("eval_steps"):
         steps = r.need("logging_steps", default=10)
         note = "eval_steps is logging_steps there unless set"
@@ -343,10 +402,28 @@ def _running(r: Reading, d: Defaults) -> None:
     dtypes = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
     r.choose("model.dtype", dtype if dtype.given else SourceValue(dtype.value, half.said, half.given), dtypes)
     _train_data(r)
-    shared.data(r, "validation", r.find("val_dataset", "eval_dataset"))
+    split = r.find("eval_split")
+    shared.data(
+        r, "validation", r.find("val_dataset", "eval_dataset"), **({"split": str(split.value)} if split else {})
+    )
+    _steps(r, d)
+    _prompt(r)
     shared.trackers(r, r.find("report_to"), otherwise="huggingface")
     shared.run_name(r, r.find("run_name"))
     r.take("run.seed", r.number("seed"), int)
+
+
+def _prompt(r: Reading) -> None:
+    """Read ms-swift's system prompt, which may be the name of a file with the text, and its switch of thinking."""
+    system = r.find("system")
+    if system is not None and str(system.value).endswith(".txt"):
+        text = r.source.text_of(str(system.value))
+        why = "" if text else f"{system.said[5:]} is a file with the text, which is not here"
+        system = SourceValue(text, f"{system.said}, the file's text", True, why)
+    r.take("data.system_prompt", system, str)
+    thinks = r.flag("enable_thinking", default=True)
+    if thinks.given:
+        r.put("data.chat_template_kwargs", {"enable_thinking": thinks.value}, thinks)
 
 
 def _train_data(r: Reading) -> None:
@@ -373,7 +450,8 @@ def _optimiser_steps(r: Reading) -> int:
 
 
 def _steps(r: Reading, d: Defaults) -> None:
-    steps, epochs = r.number("max_steps"), r.number("num_train_epochs", default=d.epochs)
+    steps = r.number("max_steps", "train_iters")
+    epochs = r.number("num_train_epochs", "max_epochs", default=d.epochs)
     if steps is None or steps.value <= 0:
         shared.epochs_and_steps(r, None, epochs)
         return
@@ -390,9 +468,6 @@ def _trl_correction(r: Reading) -> None:
     corrects = r.lines["rollout.engine"].value != "embedded" and bool(on.value)
     if not _off_policy_mask(r, "off_policy_mask_threshold", mode if corrects else None) and corrects:
         _correct(r, mode, cap, floor)
-    elif not corrects:
-        for found in (on, mode, cap, floor):
-            r.drop(found, "read with vLLM and vllm_importance_sampling_correction: true only", idle=True)
 
 
 def _swift_correction(r: Reading) -> None:

@@ -127,7 +127,7 @@ def _rewards(r: Reading) -> None:
     stop = r.number("grpo.reward_shaping.stop_properly_penalty_coef")
     if stop is not None:
         r.put(f"{LEN}.enabled", False, stop, note="it takes the place of the overlong penalty there")
-        r.drop(stop, "a factor on rewards of truncated responses: algorithm.shaping takes a function of yours")
+        r.replace(stop, "it scales rewards of truncated responses (algorithm.shaping takes a function of yours)")
     shared.overlong_filtering(r, r.flag("grpo.overlong_filtering", default=False))
     verifier = r.find("env.math.math_verify_impl")
     shared.reward(r, verifier)
@@ -140,14 +140,12 @@ def _rewards(r: Reading) -> None:
 
 def _advantage(r: Reading) -> None:
     estimator = r.text("grpo.adv_estimator.name", default="grpo")
-    if estimator.value != "grpo":
-        r.drop(estimator, "has no counterpart: advantages are relative to the group (GRPO, DAPO)")
     left_out = r.flag("grpo.adv_estimator.use_leave_one_out_baseline", "grpo.use_leave_one_out_baseline", default=True)
     r.used.add("grpo.use_leave_one_out_baseline")
     r.put("algorithm.advantage.baseline", "leave_one_out" if left_out.value else "mean", left_out)
     normal = r.flag("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards", default=True)
     r.used.add("grpo.normalize_rewards")
-    r.put("algorithm.advantage.scale", "group_std" if normal.value else "none", normal)
+    shared.estimator(r, estimator, "group_std" if normal.value else "none", normal)
 
 
 def _optimiser(r: Reading) -> None:
@@ -156,7 +154,7 @@ def _optimiser(r: Reading) -> None:
         _megatron(r, megatron)
         for key in ("policy.optimizer", "policy.scheduler"):
             for below in [given for given in r.source.settings if given == key or given.startswith(f"{key}.")]:
-                r.drop(r.find(below), "not read there while policy.megatron_cfg.enabled is true", idle=True)
+                r.drop(r.find(below), "not read with policy.megatron_cfg.enabled", idle=True)
         return
     kwargs = "policy.optimizer.kwargs"
     r.take("learner.learning_rate", r.need(f"{kwargs}.lr", default=5e-6))
@@ -193,9 +191,8 @@ def _megatron(r: Reading, on: SourceValue) -> None:
     least = r.number(f"{optimizer}.min_lr")
     if least is not None and shape.value != "constant":
         r.put("learner.final_ratio", least.value / lr.value, least, lr)
-    else:
-        r.drop(least, "the rate is constant after the warm-up, so it never gets there")
-    r.drop(r.find(f"{scheduler}.lr_decay_iters"), "a schedule ends at trainer.steps here")
+    decay = r.find(f"{scheduler}.lr_decay_iters")
+    r.drop(decay, "a schedule ends at trainer.steps here", idle=shape.value == "constant")
 
 
 def _scheduler(r: Reading) -> tuple[SourceValue, SourceValue]:
@@ -226,17 +223,11 @@ def _running(r: Reading) -> None:
     generation = "policy.generation"
     backend = r.text(f"{generation}.backend", default="vllm")
     shared.generation(r, generation, backend, f"{generation}.vllm_kwargs")
-    r.put("validation.samples", 1, note="NeMo RL samples each problem once, as it trains; repeats are rows of its data")
-    r.put("validation.greedy", False, note="none in NeMo RL")
-    r.put("validation.temperature", r.lines["rollout.temperature"].value, note="as in training")
-    r.put("validation.top_p", r.lines["rollout.top_p"].value, note="as in training")
-    name = r.find("policy.model_name")
-    if name is not None:
-        r.put("model.path", str(name.value), name)
+    name = r.find("policy.model_name", default=None if r.cautions else "Qwen/Qwen2.5-1.5B")
+    r.take("model.path", name, str)
     dtype = r.text("policy.precision", default="bfloat16")
     r.choose("model.dtype", dtype, {"bfloat16": "bfloat16", "float32": "float32"})
     steps, epochs = r.number("grpo.max_num_steps"), r.number("grpo.max_num_epochs", default=1)
-    shared.epochs_and_steps(r, steps, epochs)
     for key, ours, default in (
         ("grpo.val_period", "validation.every", 10),
         ("checkpointing.save_period", "checkpoint.every", 10),
@@ -250,6 +241,8 @@ def _running(r: Reading) -> None:
     if not saves.value:
         r.put("checkpoint.every", 0, saves, note="0: only at the end")
     _data(r)
+    _validation(r)
+    shared.epochs_and_steps(r, steps, epochs)
     wandb = r.flag("logger.wandb_enabled", default=False)
     project, run = r.find("logger.wandb.project"), r.find("logger.wandb.name")
     boards = [(name, r.flag(f"logger.{name}_enabled", default=False)) for name in ("tensorboard", "mlflow")]
@@ -292,25 +285,71 @@ def _best(r: Reading) -> None:
         r.drop(by, "days:hours:minutes:seconds is expected there; trainer.max_hours is its like")
 
 
-_KNOWN_DATA = {
-    "dapomath17k": ("BytedTsinghua-SIA/DAPO-Math-17k", "dapo_math"),
-    "dapomathaime2024": ("BytedTsinghua-SIA/AIME-2024", "dapo_math"),
-    "aime2024": ("BytedTsinghua-SIA/AIME-2024", "dapo_math"),
-    "gsm8k": ("openai/gsm8k:main", "gsm8k"),
+def _validation(r: Reading) -> None:
+    """Write the evaluation. Rows that repeat a problem become samples: dapo asks each problem once, G times.
+
+    ``grpo.max_val_samples`` counts rows before ``grpo.val_num_generations_per_prompt`` repeats them.
+    """
+    found = r.find("data.validation.dataset_name", "data.val_dataset_name")
+    most = r.need("grpo.max_val_samples", default=256)
+    each = r.count("grpo.val_num_generations_per_prompt", default=1)
+    repeat = r.count("data.validation.repeat", default=1)
+    name = "" if found is None else _plain(found.value)
+    problems, repeats = 30 if "aime" in name else 0, 32 if name == "dapomathaime2024" else repeat.value
+    founds = (each, most, repeat) if repeats > 1 else (each,)
+    if problems and most.value < problems * repeats:
+        seen = max(1, int(most.value) // problems)
+        r.say(f"{shared.brief(most)} of {problems * repeats} rows: {problems} problems, {seen} rows of each")
+        repeats = seen
+    elif not problems:
+        r.put("validation.limit", max(1, int(most.value) // repeats), most, *founds[2:])
+    note = f"{repeats} rows of each problem" if repeats > 1 else ""
+    r.put("validation.samples", each.value * repeats, *founds, note=note)
+    r.put("validation.greedy", False, note="none in NeMo RL")
+    for ours, training in (("temperature", "rollout.temperature"), ("top_p", "rollout.top_p")):
+        value = r.number(f"policy.generation.val_{ours}")
+        if value is None:
+            r.put(
+                f"validation.{ours}",
+                r.lines[training].value,
+                r.find(f"policy.generation.{ours}"),
+                note="as in training",
+            )
+        else:
+            r.put(f"validation.{ours}", float(value.value), value)
+
+
+def _plain(name: Any) -> str:
+    return str(name).lower().replace("-", "").replace("_", "")
+
+
+_KNOWN_DATA: dict[str, tuple[str, dict[str, Any]]] = {
+    "dapomath17k": ("BytedTsinghua-SIA/DAPO-Math-17k", {"format": "dapo_math"}),
+    "dapomathaime2024": ("BytedTsinghua-SIA/AIME-2024", {"format": "dapo_math"}),
+    "aime2024": ("BytedTsinghua-SIA/AIME-2024", {"format": "dapo_math"}),
+    "gsm8k": ("openai/gsm8k:main", {"format": "gsm8k"}),
+    "openmathinstruct2": (
+        "nvidia/OpenMathInstruct-2",
+        {"split": "train_1M", "fields": {"problem": "problem", "answer": "expected_answer"}},
+    ),
 }
 
 
 def _data(r: Reading) -> None:
-    train = r.find("data.train.dataset_name", "data.dataset_name", "data.train.data_path")
+    usual = None if r.cautions or r.given("data.train") else "OpenMathInstruct-2"
+    train = r.find("data.train.dataset_name", "data.dataset_name", "data.train.data_path", default=usual)
+    if train is not None and not train.given:
+        prompt = "Think step-by-step to solve the following problem. Output your answer inside of \\boxed{} tags.:\n"
+        r.put("data.instruction", prompt, train, note="NeMo RL's examples/prompts/cot.txt")
     for part, found in (
         ("train", train),
         ("validation", r.find("data.validation.dataset_name", "data.val_dataset_name", "data.validation.data_path")),
     ):
         if found is None:
             continue
-        known = _KNOWN_DATA.get(str(found.value).lower().replace("-", "").replace("_", ""))
+        known = _KNOWN_DATA.get(_plain(found.value))
         if known:
-            r.put(f"data.{part}", [{"path": f"hub:{known[0]}", "format": known[1]}], found)
+            r.put(f"data.{part}", [{"path": f"hub:{known[0]}", **known[1]}], found)
         elif "/" in str(found.value):
             shared.data(r, part, found)
         else:

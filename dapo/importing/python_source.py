@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from copy import deepcopy
 from typing import Any
@@ -13,6 +14,7 @@ from dapo.importing.values import NotConstant, arithmetic
 
 _LORA = {"r": "lora_r", "task_type": ""}
 _TRAINER = {"model": "model_name_or_path", "train_dataset": "train_dataset", "eval_dataset": "eval_dataset"}
+_OTHER = re.compile(r"(SFT|DPO|KTO|PPO|RLOO|Reward|GKD|ORPO|CPO)Config")  # of methods that the importer names
 
 
 def read_python(text: str, name: str) -> SourceFile:
@@ -34,12 +36,20 @@ def read_python(text: str, name: str) -> SourceFile:
             module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
             source.words.add((module or "").split(".")[0])
     names = _constants(nodes)
-    for node in nodes:
-        if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called.endswith(("GRPOConfig", "GRPOTrainer", "LoraConfig", "RLHFArguments")):
-                source.words.add(called)
-                _take(node, called, names, source)
+    calls = [(node, _called(node)) for node in nodes if isinstance(node, ast.Call)]
+    ours = any(called.endswith(("GRPOConfig", "GRPOTrainer", "RLHFArguments")) for _, called in calls)
+    for node, called in calls:
+        known = called.endswith(("GRPOConfig", "GRPOTrainer", "LoraConfig", "RLHFArguments"))
+        if known or (not ours and _OTHER.fullmatch(called)):
+            source.words.add(called)
+            _take(node, called, names, source)
+    if "GRPOTrainer" in source.words and not {"GRPOConfig", "RLHFArguments"} & source.words:
+        raise RecipeError(
+            f"{name}: the configuration of its GRPOTrainer is made elsewhere, as of a command line. Import the command"
+        )
+    _take_data(nodes, names, source)
+    _take_prompt(nodes, names, source)
+    source.functions = _functions(tree, name)
     if len(source.settings) > MOST_SETTINGS:
         raise RecipeError(f"{name} has more than {MOST_SETTINGS:,} settings")
     return source
@@ -64,11 +74,67 @@ def _constants(nodes: list[ast.AST]) -> dict[str, Any]:
     return known
 
 
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _functions(tree: ast.Module, name: str) -> dict[str, str]:
+    """Return the module of each function that the file defines or takes from another module."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = name.rpartition("/")[2].removesuffix(".py")
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {alias.asname or alias.name: node.module for alias in node.names}
+    return found
+
+
+def _take_data(nodes: list[ast.AST], names: dict[str, Any], source: SourceFile) -> None:
+    """Take what ``load_dataset`` loads where the trainer is given what the file makes of it, if only one call fits."""
+    loaded: list[tuple[str, str, str]] = []
+    for node in nodes:
+        if not isinstance(node, ast.Call) or _called(node) != "load_dataset":
+            continue
+        try:
+            path, split = _value(node, names), next((k.value for k in node.keywords if k.arg == "split"), None)
+            part = "train" if split is None else _value(split, names)
+        except NotConstant:
+            continue
+        loaded.append((str(path), str(part), f"line {node.lineno}"))
+    for key, ours, wanted in (("train_dataset", "dataset_train_split", True), ("eval_dataset", "eval_split", False)):
+        fits = sorted({one for one in loaded if one[1].startswith("train") is wanted})
+        if len(fits) == 1 and (key in source.unread or key in source.settings):
+            path, part, place = fits[0]
+            source.unresolved = [(what, why) for what, why in source.unresolved if not what.startswith(f"{key} =")]
+            source.add(key, path, place)
+            source.add(ours, part, place)
+
+
+def _take_prompt(nodes: list[ast.AST], names: dict[str, Any], source: SourceFile) -> None:
+    """Take the text of the only message of a system, where it is constant."""
+    texts: set[Any] = set()
+    for node in nodes:
+        if isinstance(node, ast.Dict):
+            pairs = {
+                key.value: value
+                for key, value in zip(node.keys, node.values, strict=True)
+                if isinstance(key, ast.Constant)
+            }
+            role, content = pairs.get("role"), pairs.get("content")
+            if isinstance(role, ast.Constant) and role.value == "system" and content is not None:
+                try:
+                    texts.add(str(_value(content, names)))
+                except NotConstant:
+                    source.unresolved.append((f"the system prompt {_code(content)}", "known only when it runs"))
+    if len(texts) == 1:
+        source.add("system", texts.pop(), "")
+
+
 def _take(call: ast.Call, called: str, names: dict[str, Any], source: SourceFile) -> None:
     for keyword in call.keywords:
         place = f"line {keyword.value.lineno}"
         if keyword.arg is None:
-            source.unresolved.append((f"**{_code(keyword.value)}, {place}", "settings that are made when it runs"))
+            source.gaps.append((f"**{_code(keyword.value)}", f"{place}: settings that are made when it runs"))
             continue
         key = keyword.arg
         if called.endswith("Trainer"):
@@ -86,7 +152,7 @@ def _take(call: ast.Call, called: str, names: dict[str, Any], source: SourceFile
                 parts = [_Constants(names).visit(deepcopy(part)) for part in _items(keyword.value)]
                 source.add(key, [_code(part) for part in parts], place)
             else:
-                source.unresolved.append((f"{key} = {_code(keyword.value)}, {place}", "known only when it runs"))
+                source.not_read(key, f"{key} = {_code(keyword.value)}, {place}", "known only when it runs")
 
 
 class _Constants(ast.NodeTransformer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from dapo.importing.given import SourceFile
@@ -20,6 +21,7 @@ class SourceValue:
     value: Any
     said: str  # "from data.train_batch_size = 512", "verl's default of data.train_batch_size"
     given: bool  # it stands in the source
+    unread: str = ""  # why the source's own value is not known; ``value`` is a stand-in then
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,15 @@ class RecipeLine:
     value: Any
     comment: str
     given: bool  # it comes from the source; False: from a default of the trainer
+    fill_in: bool = False  # the user has to write the value, since it could not be read
+
+
+class Listed(Enum):
+    """Lists of settings without a line, by what each setting is to the run."""
+
+    UNKNOWN = "unknown to `dapo import`, or not readable: nothing was made of it"
+    DIFFERS = "changes what is computed there, and has no line above"
+    IDLE = "memory, speed and logs only, or off here and there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +48,12 @@ class Apart:
 
     what: str
     reason: str
-    computed: bool = True  # it changes what is computed; False: memory, speed and logs only, or without effect
+    kind: Listed = Listed.DIFFERS
+
+    @property
+    def computed(self) -> bool:
+        """Whether it changes, or may change, what is computed."""
+        return self.kind is not Listed.IDLE
 
 
 @dataclass(slots=True)
@@ -56,31 +72,41 @@ class Reading:
         """Whether one of the keys is in the source with a value."""
         return any(key in self.source.settings and self.source.settings[key].value is not None for key in keys)
 
-    def find(self, *keys: str, default: Any = None) -> SourceValue | None:
-        """Return the first of the keys that is given (null counts as absent), else the trainer's default, else None."""
+    def find(self, *keys: str, default: Any = None, stand_in: Any = "") -> SourceValue | None:
+        """Return the first of the keys that is given (null counts as absent), else the trainer's default, else None.
+
+        A key whose value could not be read has its default, or ``stand_in``, as a value that no line shows.
+        """
         for key in keys:
             if key in self.source.settings:
                 self.used.add(key)
                 value = self.source.settings[key].value
                 if value is not None and value != "None":
                     return SourceValue(value, f"from {key} = {shown(value)}", True)
+            elif key in self.source.unread:
+                return self._not_read(stand_in if default is None else default, self.source.unread[key])
         return None if default is None else SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
+    @staticmethod
+    def _not_read(stand_in: Any, why: str) -> SourceValue:
+        return SourceValue(stand_in, f"from {why}", True, why)
+
     def number(self, *keys: str, default: float | None = None) -> SourceValue | None:
-        """Return a number as ``find`` does; another value is listed and counts as absent."""
-        found = self.find(*keys)
-        if found is not None:
-            value = found.value
-            if isinstance(value, str):
-                try:
-                    value = float(value)
-                except ValueError:
-                    value = None
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
-                return SourceValue(int(value) if whole else value, found.said, True)
-            self.drop(found, "a number is expected there; the default is taken")
-        return None if default is None else SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
+        """Return a number as ``find`` does."""
+        found = self.find(*keys, default=default, stand_in=1)
+        if found is None or not found.given or found.unread:
+            return found
+        value = found.value
+        if isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                value = None
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+            return SourceValue(int(value) if whole else value, found.said, True)
+        self.drop(found, "a number is expected there")
+        return self._not_read(1 if default is None else default, f"{found.said[5:]} is no number")
 
     def need(self, *keys: str, default: float) -> SourceValue:
         """Return a number as ``number`` does, of a key with a default."""
@@ -93,31 +119,32 @@ class Reading:
         found = self.need(*keys, default=default)
         if isinstance(found.value, int) and found.value > 0:
             return found
-        self.drop(found, "a whole number above 0 is expected; the default is taken")
-        return SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
+        return self._not_read(default, f"{found.said[5:]} is no whole number above 0")
 
     def flag(self, *keys: str, default: bool) -> SourceValue:
         """Return true or false as ``find`` does."""
-        found = self.find(*keys)
-        if found is not None:
-            text = str(found.value).lower()
-            if text in _TRUE + _FALSE:
-                return SourceValue(text in _TRUE, found.said, True)
-            self.drop(found, "true or false is expected; the default is taken")
-        return SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
+        found = self.find(*keys, default=default)
+        assert found is not None
+        text = str(found.value).lower()
+        if text in _TRUE + _FALSE:
+            return SourceValue(text in _TRUE, found.said, found.given, found.unread)
+        return self._not_read(default, f"{found.said[5:]} is neither true nor false")
 
     def text(self, *keys: str, default: str = "") -> SourceValue:
         """Return a word as ``find`` does."""
-        found = self.find(*keys)
-        if found is not None:
-            return SourceValue(str(found.value), found.said, True)
-        return SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
+        found = self.find(*keys, default=default)
+        assert found is not None
+        return SourceValue(str(found.value), found.said, found.given, found.unread)
 
     def put(self, ours: str, value: Any, *founds: SourceValue | None, note: str = "") -> None:
         """Write one line of the recipe. A kind that stood there as a plain name gets a key of its own beside it."""
         section = ours.rpartition(".")[0]
         if section in self.lines:
             self.lines[f"{section}.kind"] = self.lines.pop(section)
+        if unread := next((found.unread for found in founds if found is not None and found.unread), ""):
+            if not ours.startswith(("run.", "logging.")):  # names and seeds: they are listed as not read
+                self.lines[ours] = RecipeLine(value, unread, given=True, fill_in=True)
+            return
         said = [found.said for found in founds if found is not None]
         first = ["from " + ", ".join(s.removeprefix("from ") for s in said if s.startswith("from "))]
         rest = [s for s in said if not s.startswith("from ")]
@@ -130,21 +157,34 @@ class Reading:
     ) -> None:
         """Write one line of what was found, if it was; ``kind``: what makes our value of it."""
         if found is not None:
-            self.put(ours, found.value if kind is None else kind(found.value), found, note=note)
+            self.put(ours, found.value if kind is None or found.unread else kind(found.value), found, note=note)
 
     def choose(self, ours: str, found: SourceValue, values: Mapping[str, Any], note: str = "") -> bool:
         """Write a line for a word by a table of words; a word that is not in it is listed, and False comes back."""
         key = str(found.value).lower()
-        if key in values:
-            self.put(ours, values[key], found, note=note)
+        if key in values or found.unread:
+            self.put(ours, values.get(key), found, note=note)
             return True
         self.drop(found, f"has no counterpart; `{ours}` keeps its default")
         return False
 
     def drop(self, found: SourceValue | None, reason: str, *, idle: bool = False) -> None:
         """List what is given and is no line of the recipe; ``idle``: it changes nothing that is computed."""
-        if found is not None and found.given:
-            self.apart.append(Apart(found.said.removeprefix("from "), reason, not idle))
+        if found is not None and found.given and not found.unread:
+            self.apart.append(Apart(found.said.removeprefix("from "), reason, Listed.IDLE if idle else Listed.DIFFERS))
+
+    def replace(self, found: SourceValue | None, reason: str) -> None:
+        """List a loss, an advantage or a correction that is not here, and say so in the recipe's first lines."""
+        if found is not None and not found.unread:
+            what = found.said.removeprefix("from ")
+            self.drop(found, reason)
+            self.cautions.append(
+                f"this is not what {self.title} trains. {what if found.given else found.said}: {reason}"
+            )
+
+    def fill_in(self, ours: str) -> bool:
+        """Return whether the user has to write a line's value."""
+        return ours in self.lines and self.lines[ours].fill_in
 
     def say(self, text: str) -> None:
         """List a difference in meaning at the end of the recipe."""

@@ -10,13 +10,11 @@ from typing import Any
 from dapo.config.problems import visible
 from dapo.config.secrets import redact, redact_text
 from dapo.config.settings import settings
-from dapo.importing.reading import Apart, Reading
+from dapo.importing.reading import Apart, Listed, Reading
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "y", "n", "nan", "inf"}
 _WIDTH = 46
-COMPUTED = "No line above, and it changes what is computed there"
-IDLE = "No line above; memory, speed and logs only, or without effect"
 ARGUMENTS = {"model.path": "model.path=NAME_OR_FOLDER", "data.train": "data.train.0.path=FILE"}
 """How a command gives what the source does not hold."""
 
@@ -33,10 +31,10 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def recipe_text(r: Reading, missing: Sequence[str]) -> str:
-    """Return the recipe with a comment on every line that sets something."""
+def recipe_text(r: Reading, missing: Sequence[str], *, whole: bool) -> str:
+    """Return the recipe with a comment on every line that sets something; ``whole``: list what is off, too."""
     order = {path: n for n, path in enumerate(settings())}
-    keys = sorted(r.lines, key=lambda key: order[key])
+    keys = sorted((key for key in r.lines if key not in missing), key=lambda key: order[key])
     lines = [
         *(f"# CAUTION: {_said(caution)}" for caution in r.cautions),
         f"# Made by `dapo import` of {_said(r.source.name)}, a configuration of {r.title} ({r.source.form}).",
@@ -45,9 +43,8 @@ def recipe_text(r: Reading, missing: Sequence[str]) -> str:
         "preset: dapo                                  # what no line below sets",
     ]
     for key in missing:
-        lines.append(
-            f"# {key}: FILL IN. {_said(r.source.name)} does not say it; or give {ARGUMENTS[key]} with the command"
-        )
+        why = r.lines[key].comment if key in r.lines else f"{r.source.name} does not say it"
+        lines.append(f"# {key}: FILL IN. {_said(why)}; or give {ARGUMENTS[key]} with the command")
     open_sections: list[str] = []
     for key in keys:
         *sections, last = key.split(".")
@@ -59,22 +56,21 @@ def recipe_text(r: Reading, missing: Sequence[str]) -> str:
         lines += [f"{'  ' * depth}{sections[depth]}:" for depth in range(shared, len(sections))]
         open_sections = sections
         lines += _setting(r, key, last, "  " * len(sections))
-    lines += ["", *_ending(r)]
+    lines += ["", *_ending(r, whole)]
     return "\n".join(lines) + "\n"
 
 
 def _setting(r: Reading, key: str, name: str, indent: str) -> list[str]:
     line = r.lines[key]
     value, comment = redact(line.value, key), _said(line.comment)
+    if line.fill_in:
+        value, comment = "FILL_IN", f"FILL IN: {comment}"
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        result = [f"{indent}{name}:{' ' * max(1, _WIDTH - len(indent) - len(name) - 1)}# {comment}"]
-        for item in value:
-            for n, (field, inside) in enumerate(item.items()):
-                item_line = f"{indent}  {'-' if n == 0 else ' '} {field}: {_scalar(inside)}"
-                result.append(f"{item_line:<{_WIDTH - 1}} # {'as said above' if n == 0 else 'with it'}")
-        return result
+        fields = [", ".join(f"{field}: {_scalar(inside)}" for field, inside in item.items()) for item in value]
+        items = [f"{indent}  - {{{inside}}}" for inside in fields]
+        return [f"{indent}{name}:", *(f"{item:<{_WIDTH - 1}} # {comment}" for item in items)]
     text = f"{indent}{name}: {_scalar(value)}"
-    return [f"{text:<{_WIDTH - 1}} # {comment}"]
+    return [f"{text:<{_WIDTH - 1}} # {comment}" if comment else text]
 
 
 def _scalar(value: Any) -> str:
@@ -88,14 +84,16 @@ def _said(text: str) -> str:
     return visible(redact_text(" ".join(text.split())), 400)
 
 
-def _ending(r: Reading) -> list[str]:
-    lines = []
+def _ending(r: Reading, whole: bool) -> list[str]:
+    lines: list[str] = []
     if r.said:
         lines += ["# What means something else here:", *(f"# - {_said(text)}" for text in r.said)]
-    for computed, title in ((True, COMPUTED), (False, IDLE)):
-        entries = [entry for entry in r.apart if entry.computed is computed]
-        if entries:
-            lines += ["#" if lines else "", f"# {title}:", *map(_entry, entries)]
+    for kind in Listed:
+        entries = [entry for entry in r.apart if entry.kind is kind]
+        if entries and kind is Listed.IDLE and not whole:
+            lines += ["#", f"# {len(entries)} more settings: {kind.value} (`dapo import --verbose` lists them)."]
+        elif entries:
+            lines += ["#" if lines else "", f"# {kind.value[0].upper()}{kind.value[1:]}:", *map(_entry, entries)]
     return [line for line in lines if line]
 
 

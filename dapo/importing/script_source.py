@@ -7,6 +7,7 @@ is read as one.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,18 @@ from pathlib import Path
 from dapo.errors import RecipeError
 from dapo.importing.files import ENDINGS, OWN_DEFAULTS, SourceFiles, nearest_recipe
 from dapo.importing.given import MOST_SETTINGS, SourceFile
-from dapo.importing.shell_words import LONGEST, SEPARATORS, UNKNOWN, Names, Reader, logical_lines, open_quotation
+from dapo.importing.shell_words import (
+    LONGEST,
+    SEPARATORS,
+    UNKNOWN,
+    UNSET,
+    Names,
+    Reader,
+    logical_lines,
+    open_quotation,
+)
 from dapo.importing.slurm import KEY, options
-from dapo.importing.values import from_text
+from dapo.importing.values import from_text, shown
 from dapo.importing.yaml_source import read_yaml
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -24,13 +34,17 @@ _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w/@-]*(?:\.[\w@-]+)*)=(.*)", re.DOT
 _SENTENCE = re.compile(r"\s*(?:- )?[A-Z][\w,-]*(?: [^\s=]+){8,}$")
 _A_PAGE = 3  # sentences; a script has one or two, in a quotation
 APART = "copy a page's YAML block, command or Python into a file of its own (.yaml, .sh, .py), and import that"
-_OPENING = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "done": -1, "esac": -1}
-_WORDS = {"then", "else", "elif", "do", "{", "}", "!", "time", "nohup", "exec", "function"}
+_OPENING = {"if", "for", "while", "until", "case", "select"}
+_WORDS = {"then", "do", "{", "}", "!", "time", "nohup", "exec", "function"}
+_TESTS = ("[", "[[", "test", "grep", "command")
 _DEVICES = {"NPROC_PER_NODE", "nproc_per_node", "num_processes", "nproc-per-node"}
-_PROGRAMS = {"python", "python3", "torchrun", "swift", "trl", "uv", "accelerate", "deepspeed"}
+_NODES = {"NNODES", "nnodes"}
+_LAUNCHERS = {"python", "python3", "torchrun", "uv", "accelerate", "deepspeed"}
+_PROGRAMS = {"swift", "trl", "megatron"}
 _CONFIGS = {"config", "config_file", "config-file"}
 _SHELLS = {"bash", "sh", "zsh", "source", "."}
-_NESTED = 3  # commands that stand within each other's texts
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_NESTED = 3  # commands that stand within each other's texts, or scripts that run each other
 _MOST_LAUNCHES = 1_000
 
 
@@ -42,12 +56,12 @@ class _Launch:
     place: str  # "line 3"
     configurations: list[tuple[str, bool]] = field(default_factory=list)  # files that it names; by a flag
     hydra: dict[str, str] = field(default_factory=dict)  # config_path, config_name
-    program: bool = False
+    program: bool = False  # what follows is for the trainer, and not for what starts it
 
     def begin(self) -> None:
         """Drop what was for whatever starts the program."""
         self.source.settings = {key: given for key, given in self.source.settings.items() if key.startswith(KEY)}
-        self.source.unresolved, self.configurations, self.hydra, self.program = [], [], {}, True
+        self.source.unresolved, self.source.unread, self.configurations, self.hydra = [], {}, [], {}
 
 
 def read_script(text: str, name: str, files: SourceFiles) -> SourceFile:
@@ -61,24 +75,8 @@ def read_script(text: str, name: str, files: SourceFiles) -> SourceFile:
     Raises:
         RecipeError: its configuration is not there, its command is not constant, or it has no end.
     """
-    if "\0" in text:
-        raise RecipeError(f"{name} holds a NUL character, which no script does")
     script = _Script(name, files)
-    for directive in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text)[:MOST_SETTINGS]:
-        script.slurm |= options(Reader(directive, script.names).words())[0]
-    lines = logical_lines(text)
-    n = 0
-    while n < len(lines):
-        number, line = lines[n]
-        n += 1
-        parts, state, size = [line], _opened(line, ("", 0)), len(line)
-        while state != ("", 0) and n < len(lines):  # an array or a quotation over several lines
-            parts.append(lines[n][1])
-            state, size = _opened(lines[n][1], state), size + len(lines[n][1]) + 1
-            n += 1
-            if size > 10 * LONGEST:
-                raise RecipeError(f"{name}: line {number} opens a quotation or an array that does not end")
-        script.line(number, "\n".join(parts))
+    script.read(text)
     source = script.chosen()
     if len(prose := [line for line in text.splitlines() if _SENTENCE.match(line)]) >= _A_PAGE:
         source.cautions.append(f"{name} is a page: one command of it was read, and no block between its sentences")
@@ -102,62 +100,154 @@ def _opened(line: str, state: tuple[str, int]) -> tuple[str, int]:
     return quote, depth
 
 
+@dataclass(slots=True)
+class _Block:
+    """An ``if``, a ``case`` or a loop, while it is read."""
+
+    before: Names
+    kind: str
+    ways: list[Names] = field(default_factory=list)  # variables at the end of each branch so far
+    every: bool = False  # there is an else, or a pattern `*`: no way leads past it
+    at_pattern: bool = False  # the words up to the next `)` are a pattern of a case
+
+
 class _Script:
     def __init__(self, name: str, files: SourceFiles) -> None:
         self.name, self.files = name, files
-        self.names, self.depth, self.nested = Names(), 0, 0
+        self.names, self.nested = Names(), 0
+        self.blocks: list[_Block] = []
         self.launches: list[SourceFile] = []
-        self.others: list[tuple[str, str]] = []  # scripts that a command runs, and where it stands
+        self.opened = 0
+        self.others: list[tuple[str, str, str]] = []  # scripts that a command runs, where it stands, why it is not read
         self.slurm: dict[str, str] = {}  # options of sbatch, of the lines #SBATCH or of the command at hand
         self.devices: int | None = None
+        self.nodes = 1
 
-    def line(self, number: int, line: str) -> None:
-        """Read one logical line."""
-        self.names.reasons = []
-        self._commands(number, Reader(line, self.names).words())
+    def read(self, text: str) -> None:
+        """Read all lines of a script."""
+        if "\0" in text or "\1" in text:
+            raise RecipeError(f"{self.name} holds a NUL character or its like, which no script does")
+        for directive in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text)[:MOST_SETTINGS]:
+            self.slurm |= options(Reader(directive, self.names).words())[0]
+        lines = logical_lines(text)
+        n = 0
+        while n < len(lines):
+            number, line = lines[n]
+            n += 1
+            parts, state, size = [line], _opened(line, ("", 0)), len(line)
+            while state != ("", 0) and n < len(lines):  # an array or a quotation over several lines
+                parts.append(lines[n][1])
+                state, size = _opened(lines[n][1], state), size + len(lines[n][1]) + 1
+                n += 1
+                if size > 10 * LONGEST:
+                    raise RecipeError(f"{self.name}: line {number} opens a quotation or an array that does not end")
+            self.names.reasons, self.names.added = [], []
+            self._commands(number, "\n".join(parts))
 
-    def _commands(self, number: int, words: list[str]) -> None:
-        command: list[str] = []
-        array: list[str] | None = None
-        for word in [*words, "\n"]:
-            if array is not None:
-                if word == "array)":
-                    self._set_array(array[0], array[1:])
-                    array = None
-                else:
-                    array.append(word)
+    def _commands(self, number: int, text: str) -> None:
+        """Read the commands of a text one after the other; each sees the variables that those before it set."""
+        command, array, between = list[str](), list[str](), ""  # separators since the command before
+        tested = perhaps = False
+        for word in itertools.chain(Reader(text, self.names).each(), "\n"):
+            if array and word != "array)":
+                array.append(word)
+            elif array:
+                way = self.names.copy()
+                self._set_array(array[0], array[1:])
+                if between.endswith("||") or (between.endswith("&&") and (tested or perhaps)):
+                    self.names.take_shared([way, self.names.copy()])
+                array = []
             elif re.fullmatch(r"\w+\+?=\(", word):
-                array = [word]
-            elif word in SEPARATORS:
-                self._command(number, command)
-                command = []
-            else:
+                if command:  # `then A=(...)`
+                    self._command(number, command, "")
+                array, command = [word], []
+            elif word not in SEPARATORS:
                 command.append(word)
+            elif self.blocks and self.blocks[-1].at_pattern:
+                if word == ")":
+                    self.blocks[-1].every |= "*" in command
+                    self.blocks[-1].at_pattern, command = False, []
+                elif command == ["esac"]:
+                    command = self._close()
+            else:
+                between += word
+                if between.endswith(";;") and not command and self.blocks and self.blocks[-1].kind == "case":
+                    self._next_way()
+                    self.blocks[-1].at_pattern = True
+                if command:
+                    before = between[:-1]
+                    perhaps = before.endswith("||") or (before.endswith("&&") and (tested or perhaps))
+                    tested = command[0] in _TESTS
+                    between = word
+                    self._perhaps(number, command, word) if perhaps else self._command(number, command, word)
+                    command = []
+
+    def _perhaps(self, number: int, words: list[str], ending: str) -> None:
+        """Read a command that only runs if the one before it succeeds, or fails."""
+        before = self.names.copy()
+        self._command(number, words, ending)
+        self.names.take_shared([before, self.names.copy()])
 
     def _set_array(self, name: str, words: list[str]) -> None:
         plain, more = name.rstrip("(").rstrip("=").rstrip("+"), "+=" in name
-        if self.depth:
-            self.names.unsure[plain] = "it is set inside of an if or a loop"
         if not more:
-            self.names.arrays[plain] = []
+            self.names.arrays[plain], self.names.branched[plain] = [], []
+            self.names.unsure.pop(plain, None)
         array = self.names.arrays.setdefault(plain, [])
         array += words
+        self.names.branched.setdefault(plain, []).extend(self.names.added)
+        self.names.added = []
         if len(array) > 2 * MOST_SETTINGS:
             raise RecipeError(f"{self.name}: the array {plain} grows beyond {2 * MOST_SETTINGS:,} words")
 
-    def _command(self, number: int, words: list[str]) -> None:
-        while words and (words[0] in _OPENING or words[0] in _WORDS):
-            self.depth = max(0, self.depth + _OPENING.get(words[0], 0))
-            if words[0] in ("for", "case"):
-                if words[0] == "for" and len(words) > 1:
-                    self.names.unsure[words[1]] = "a loop sets it"
+    def _open(self, words: list[str], ending: str) -> None:
+        self.opened += 1
+        if self.opened > MOST_SETTINGS:
+            raise RecipeError(f"{self.name} has more than {MOST_SETTINGS:,} branches and loops")
+        self.blocks.append(_Block(self.names.copy(), words[0]))
+        if words[0] == "case":
+            self.blocks[-1].at_pattern, self.blocks[-1].every = ending != ")", "*" in words
+        if words[0] in ("for", "select") and len(words) > 1:
+            self.names.unsure[words[1]] = "a loop sets it"
+
+    def _next_way(self) -> None:
+        if self.blocks:
+            self.blocks[-1].ways.append(self.names.copy())
+            self.names.become(self.blocks[-1].before.copy())
+
+    def _close(self) -> list[str]:
+        """End a block; return the words that are left of its last command: none."""
+        if self.blocks:
+            block = self.blocks.pop()
+            ways = block.ways if block.at_pattern else [*block.ways, self.names.copy()]
+            self.names.take_shared(ways if block.every and ways else [*ways, block.before])
+        return []
+
+    def _command(self, number: int, words: list[str], ending: str) -> None:
+        while words and (words[0] in _OPENING or words[0] in _WORDS or words[0] in ("elif", "else")):
+            if words[0] in _OPENING:
+                self._open(words, ending)
+            elif words[0] in ("elif", "else"):
+                self._next_way()
+                if words[0] == "else" and self.blocks:
+                    self.blocks[-1].every = True
+            if words[0] in ("for", "case", "select"):
                 return
             words = words[1:]
+        if words and words[0] in ("fi", "done", "esac"):
+            self._close()
+            return
+        exports = words[:1] == ["export"]
         while words and words[0] in ("export", "declare", "local", "readonly", "env", "set", "-x", "-a"):
             words = words[1:]
         while words and (match := _ASSIGNED.fullmatch(words[0])):
             self._assign(match[1], match[2], match[3])
             words = words[1:]
+            if exports or words:  # `LR=1e-6 bash train.sh` sets it for that script, too
+                self.names.exported.add(match[1])
+        if exports:
+            self.names.exported |= set(words)
+            return
         program = words[0].rpartition("/")[2] if words else ""
         options_of_shells = (n for n, word in enumerate(words) if word in ("-c", "-lc"))
         text = next((n for n in options_of_shells if words[n - 1].rpartition("/")[2] in _SHELLS), 0)
@@ -166,11 +256,27 @@ class _Script:
         elif text and text + 1 < len(words):
             self._inside(number, words[text + 1], f"{words[text - 1]} -c")
         elif program in _SHELLS and len(words) > 1 and not words[1].startswith("-"):
-            self.others.append((words[1], f"line {number}"))
-        elif len(words) > 1 and not words[0].startswith("["):
+            self._call(number, words[1], words[2:], own=program in ("source", "."))
+        elif program.endswith(_SCRIPTS):
+            self._call(number, words[0], words[1:])
+        elif len(words) > 1 and program not in _TESTS:
             self._launch(number, words)
-        elif words and program.endswith((".sh", ".bash", ".slurm", ".sbatch")):
-            self.others.append((words[0], f"line {number}"))
+
+    def _call(self, number: int, path: str, arguments: list[str], *, own: bool = False) -> None:
+        """Read the script that a command runs with its arguments; ``own``: its variables are this script's."""
+        name = path.rpartition("/")[2] if UNKNOWN in path else path.replace(UNSET, "")
+        file, why = self.files.find(name, (self.files.folder, Path.cwd()), _SCRIPTS)
+        if file is None or self.nested >= _NESTED or UNKNOWN in name:
+            self.others.append((path, f"line {number}", why))
+            return
+        names, blocks, launches = self.names, self.blocks, self.launches
+        exported = {key: text for key, text in names.texts.items() if own or key in names.exported}
+        unsure = {key: why for key, why in names.unsure.items() if own or key in names.exported}
+        self.names = names if own else Names(texts=exported, unsure=unsure, arguments=arguments)
+        self.blocks, self.launches, self.nested = [], [], self.nested + 1
+        self.read(self.files.text(file))
+        self.names, self.blocks, self.launches = names, blocks, [*launches, *self.launches]
+        self.nested -= 1
 
     def _job(self, number: int, words: list[str]) -> None:
         """Read a Slurm job: the command is in ``--wrap``, in COMMAND, or in a script of its own."""
@@ -188,7 +294,7 @@ class _Script:
                 'COMMAND="..." before sbatch, or import the command itself'
             )
         elif rest:
-            self.others.append((rest[0], f"line {number}"))
+            self._call(number, rest[0], rest[1:])
         self.slurm = before
 
     def _inside(self, number: int, text: str, where: str) -> None:
@@ -202,31 +308,50 @@ class _Script:
         if self.nested >= _NESTED:
             raise RecipeError(f"{self.name}, line {number}: more than {_NESTED} commands stand within each other")
         self.nested += 1
-        self._commands(number, Reader(text, self.names).words())
+        self._commands(number, text)
         self.nested -= 1
 
     def _assign(self, name: str, more: str, text: str) -> None:
-        before = self.names.texts.get(name)
+        before = self.names.texts.get(name, "")
         if UNKNOWN in text:
             self.names.unsure[name] = "; ".join(self.names.reasons[-1:]) or "it is not constant"
             return
-        if self.depth and before != text:
-            self.names.unsure[name] = "it is set inside of an if or a loop"
-        elif not more:
+        if not more:
             self.names.unsure.pop(name, None)
-        self.names.texts[name] = (before or "") + text if more else text
+            self.names.branched[name] = []
+        self.names.branched.setdefault(name, []).extend(self.names.added)
+        self.names.added = []
+        self.names.texts[name] = before + text if more else text
         if len(self.names.texts[name]) > LONGEST:
             raise RecipeError(f"{self.name}: the variable {name} grows beyond {LONGEST:,} characters")
         if name in _DEVICES and text.isdigit():
             self.devices = int(text)
+        elif name in _NODES and text.isdigit():
+            self.nodes = int(text)
 
     def _launch(self, number: int, words: list[str]) -> None:
         launch = _Launch(SourceFile(self.name, "a launch script", devices=self.devices), f"line {number}")
+        launch.source.nodes = self.nodes
         for option, text in self.slurm.items():
-            if UNKNOWN in text:
-                self._unresolved(launch, KEY + option, text)
-            else:
-                launch.source.add(KEY + option, text or True, launch.place)
+            self._take(launch, KEY + option, text or "true")
+        added = [word for word in self.names.added if word not in words]
+        starts = [n for n, word in enumerate(added) if word.rpartition("/")[2] in _LAUNCHERS]
+        added = added[starts[-1] + 1 :] if starts else added
+        self._read_words(launch, words)
+        if added:
+            perhaps = _Launch(SourceFile(self.name, "a launch script"), launch.place, program=True)
+            self._read_words(perhaps, added)
+            for key, given in perhaps.source.settings.items():
+                if key not in launch.source.settings or launch.source.settings[key].value != given.value:
+                    what = f"{key}={shown(given.value)}"
+                    launch.source.not_read(key, what, "only some branches of the script set it")
+        self._bases(launch)
+        if launch.source.settings or launch.source.unresolved or launch.source.lacks:
+            self.launches.append(launch.source)
+        if len(self.launches) > _MOST_LAUNCHES:
+            raise RecipeError(f"{self.name}: more than {_MOST_LAUNCHES:,} commands with settings")
+
+    def _read_words(self, launch: _Launch, words: list[str]) -> None:
         n = 0
         while n < len(words):
             word = words[n]
@@ -234,27 +359,39 @@ class _Script:
             if word.startswith("--") and len(word) > 2:
                 flag, equals, text = word[2:].partition("=")
                 values = [text] if equals else []
-                while not equals and n < len(words) and not _ends_values(words[n]):
+                while not equals and n < len(words) and not _ends_values(words[n], launch.program):
                     values.append(words[n])
                     n += 1
                 self._flag(launch, flag, values)
             elif match := _SETTING.fullmatch(word):
                 self._take(launch, match[1].replace("/", "."), match[2])
-            else:
-                launch.source.words |= set(re.split(r"[^\w-]+", word)) | {word}
-                if word in _PROGRAMS or word.endswith(".py") or words[n - 2] == "-m":
-                    launch.begin()
-                elif word.endswith(ENDINGS) and launch.program:
-                    launch.configurations.append((word, False))
-        self._bases(launch)
-        if launch.source.settings or launch.source.unresolved or launch.source.lacks:
-            self.launches.append(launch.source)
-        if len(self.launches) > _MOST_LAUNCHES:
-            raise RecipeError(f"{self.name}: more than {_MOST_LAUNCHES:,} commands with settings")
+            elif re.match(r"\d?[<>]", word):  # output that goes to a file
+                n += re.fullmatch(r"\d?[<>]{1,2}", word) is not None
+            elif UNKNOWN in word and launch.program and not word.startswith("-"):
+                why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
+                launch.source.gaps.append((word.replace(UNKNOWN, "..."), f"{launch.place}: {why[:300]}"))
+            elif word.strip(UNSET):
+                self._plain_word(launch, word, words[n - 2] if n > 1 else "")
+
+    def _plain_word(self, launch: _Launch, word: str, before: str) -> None:
+        launch.source.words |= set(re.split(r"[^\w-]+", word)) | {word}
+        name = word.rpartition("/")[2]
+        if name in _LAUNCHERS:
+            launch.begin()
+            launch.program = False
+        elif name in _PROGRAMS or word.endswith(".py") or before == "-m":
+            launch.begin()
+            launch.program = not word.startswith(("torch.", "accelerate."))
+        elif word.endswith(ENDINGS) and launch.program:
+            launch.configurations.append((word, False))
 
     def _flag(self, launch: _Launch, flag: str, values: list[str]) -> None:
-        if flag in _DEVICES and values and values[0].isdigit():
-            launch.source.devices = int(values[0])
+        if flag in _DEVICES | _NODES and values and values[0].isdigit():
+            if flag in _NODES:
+                launch.source.nodes = int(values[0])
+            else:
+                launch.source.devices = int(values[0])
+                launch.source.nodes = 1 if flag == "num_processes" else launch.source.nodes  # it counts all machines'
             return
         plain = flag.replace("-", "_")
         if plain in ("config_path", "config_dir", "config_name") and values:
@@ -286,14 +423,16 @@ class _Script:
     def _take(self, launch: _Launch, key: str, text: str) -> None:
         if UNKNOWN in text:
             self._unresolved(launch, key, text)
+        elif text == UNSET:
+            launch.source.not_read(key, key, "empty unless a variable is set outside of the script")
         else:
-            launch.source.add(key, from_text(text), launch.place)
+            launch.source.add(key, from_text(text.replace(UNSET, "")), launch.place)
         if len(launch.source.settings) + len(launch.source.unresolved) > MOST_SETTINGS:
             raise RecipeError(f"{self.name}: more than {MOST_SETTINGS:,} settings in one command")
 
     def _unresolved(self, launch: _Launch, key: str, text: str) -> None:
         why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-        launch.source.unresolved.append((f"{key}={text.replace(UNKNOWN, '...')}", why[:300]))
+        launch.source.not_read(key, f"{key}={text.replace(UNKNOWN, '...')}", why[:300])
 
     def _bases(self, launch: _Launch) -> None:
         """Lay the command's settings on those of the configurations that it names."""
@@ -324,7 +463,10 @@ class _Script:
         file, why = self.files.find(path, (self.files.folder, Path.cwd()))
         if file is not None:
             below = read_yaml(self.files.text(file), path, file.parent, self.files)
-            launch.source.settings = {**below.settings, **launch.source.settings}
+            known = {key: given for key, given in below.settings.items() if key not in launch.source.unread}
+            launch.source.settings = {**known, **launch.source.settings}
+            own = launch.source.settings
+            launch.source.unread |= {key: why for key, why in below.unread.items() if key not in own}
             launch.source.unresolved += below.unresolved
             launch.source.cautions += below.cautions
         elif whose:
@@ -345,12 +487,12 @@ class _Script:
             RecipeError: it lacks its configuration, or no command has settings and one runs another script.
         """
         if not self.launches and self.others:
-            path, place = self.others[-1]
+            path, place, why = self.others[-1]
             shown = path.replace(UNKNOWN, "...")[:300]
-            where = f"{self.name}, {place}: the command runs the script {shown}"
-            if self.files.is_there(path):
-                raise RecipeError(f"{where}, which holds the settings: dapo import {shown}")
-            raise RecipeError(f"{where}, which is not there; import that script itself. {nearest_recipe(path)}")
+            where = f"{self.name}, {place}: the command runs the script {shown}, which {why.removeprefix('it ')}"
+            raise RecipeError(
+                f"{where}. Put it there, seen from this folder, or run the command where it is. {nearest_recipe(path)}"
+            )
         if not self.launches:
             return SourceFile(self.name, "a launch script")
         best = max(self.launches, key=lambda launch: len(launch.settings))
@@ -365,8 +507,14 @@ class _Script:
         return best
 
 
-def _ends_values(word: str) -> bool:
-    """Whether a word is no value of the flag before it. A number may have a minus."""
+def _ends_values(word: str, program: bool) -> bool:
+    """Whether a word is no value of the flag before it. A number may have a minus.
+
+    Args:
+        word: the word.
+        program: the trainer's program is named already, so a file of Python is a value, too.
+    """
     match = _SETTING.fullmatch(word)
     setting = match is not None and "." in match[1]
-    return setting or word.endswith(".py") or re.match(r"--?[A-Za-z]|--$", word) is not None
+    script = word.endswith(".py") and not program
+    return setting or script or re.match(r"--?[A-Za-z]|--$|\d?>", word) is not None

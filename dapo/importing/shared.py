@@ -14,7 +14,6 @@ DS = "algorithm.dynamic_sampling"
 LEN = "algorithm.overlong_punishment"
 LOSS = "algorithm.loss"
 FIX = "algorithm.correction"
-ENDLESS = 1_000_000
 MOST_STALE = 64
 
 
@@ -35,7 +34,9 @@ def minibatch_of_responses(r: Reading, prompts: SourceValue, group: SourceValue,
 
 def _minibatch(r: Reading, prompts: SourceValue, mini: SourceValue, size: int, how: str) -> None:
     total = prompts.value
-    if size >= total:
+    if prompts.unread:
+        r.put("learner.minibatch_prompts", size, prompts, mini)
+    elif size >= total:
         r.put("learner.minibatch_prompts", total, mini, note=f"{how}; all P: 1 optimiser step")
         if size > total:
             r.say(f"{mini.said.removeprefix('from ')} is more than the {total} prompts of a step: one optimiser step")
@@ -67,6 +68,25 @@ def filter_rounds(
         )
 
 
+def estimator(r: Reading, found: SourceValue, scale: str, *founds: SourceValue | None) -> None:
+    """Write the advantage by its name there; ``scale``: what divides it where the name does not decide."""
+    name = str(found.value).lower().removesuffix("_vectorized")
+    if found.unread:
+        r.put("algorithm.advantage.kind", "group", found)
+    elif name == "rloo":
+        r.put("algorithm.advantage.baseline", "leave_one_out", found)
+        r.put("algorithm.advantage.scale", "none", found)
+    elif name == "gdpo":
+        r.put("algorithm.advantage.kind", "gdpo", found)
+    else:
+        r.put("algorithm.advantage.scale", scale, found, *founds)
+        why = f"{name}: advantages are relative to the group here (GRPO, DAPO)"
+        if name not in ("grpo", "group", "") and not found.given and r.source.form == "YAML":
+            r.say(f"{found.said} is {why}")  # of a file that may lie on others
+        elif name not in ("grpo", "group", ""):
+            r.replace(found, why)
+
+
 def whole_rounds(r: Reading) -> None:
     """Write that rounds are waited for and their surplus is dropped."""
     r.put(f"{DS}.surplus", "discard", note=f"{r.title} drops kept groups beyond P; `carry`, the default here, does not")
@@ -79,7 +99,7 @@ def whole_rounds(r: Reading) -> None:
 
 def no_filter(r: Reading, *founds: SourceValue | None) -> None:
     """Write that groups without variance train."""
-    r.put(f"{DS}.mode", "off", *founds, note="groups without variance train along, as there")
+    r.put(f"{DS}.mode", "off", *founds, note="groups without variance train, too")
 
 
 def penalty(
@@ -169,8 +189,6 @@ def lora(
     size, scale = r.need(given["rank"], default=rank), r.need(given["alpha"], default=alpha)
     dropout, targets = r.number(given["dropout"]), r.find(given["targets"])
     if size.value < 1 or (on is not None and not on.value):
-        for found in (size, scale, dropout, targets, on):
-            r.drop(found, "there is no adapter, so it says nothing", idle=True)
         return
     r.put("model.lora.rank", int(size.value), size, on)
     r.put("model.lora.lora_alpha", float(scale.value), scale)
@@ -179,8 +197,6 @@ def lora(
         r.drop(dropout, why)
     elif dropout is None and dropped:
         r.say(f"{where}{names['dropout']} is {dropped:g} in {r.title} unless set: {why}")
-    if every is not None and not every.value:
-        r.drop(every, "target_modules names the layers then; none: all linear ones", idle=True)
     if every is not None and every.value:
         r.put("model.lora.target_modules", "all-linear", every, note="it goes before target_modules" if targets else "")
     elif targets is not None:
@@ -199,6 +215,11 @@ def schedule(r: Reading, kind: SourceValue, *, unit: str, warmup: SourceValue | 
         r.put("learner.warmup", max(0, round(warmup.value)), warmup)
 
 
+def share_of_steps(share: SourceValue) -> SourceValue:
+    """Return the warm-up that is a share of an unknown number of steps: none, until the user writes it."""
+    return SourceValue(0, f"FILL IN {brief(share)}, times trainer.steps", share.given)
+
+
 def epochs_and_steps(r: Reading, steps: SourceValue | None, epochs: SourceValue | None) -> None:
     """Write when a run ends: after so many steps, or with the data."""
     if epochs is not None:
@@ -206,8 +227,27 @@ def epochs_and_steps(r: Reading, steps: SourceValue | None, epochs: SourceValue 
         r.put("data.epochs", whole, epochs, note="" if whole == epochs.value else "rounded: whole passes here")
     if steps is not None:
         r.put("trainer.steps", max(0, int(steps.value)), steps)
+        return
+    problems, prompts = problems_of(r), r.lines["rollout.prompts_per_step"].value
+    if problems and not r.fill_in("rollout.prompts_per_step"):
+        count = max(1, problems * r.lines["data.epochs"].value // prompts)
+        r.put("trainer.steps", count, epochs, note=f"{problems} problems, {prompts} in each step")
     else:
-        r.put("trainer.steps", ENDLESS, epochs, note="no number of steps there: the run ends with data.epochs")
+        note = "FILL IN passes x problems / prompts_per_step. As it stands, the run ends with data.epochs"
+        r.put("trainer.steps", 1_000_000, epochs, note=note)
+        if (kind := r.lines["learner.schedule"].value) != "constant":
+            r.say(f"the {kind} schedule falls to its end at trainer.steps: set it to what the run shall have")
+
+
+def problems_of(r: Reading) -> int:
+    """Return the number of training problems, where the files are here and say it; else 0."""
+    line, count = r.lines.get("data.train"), 0
+    for source in [] if line is None or line.fill_in else line.value:
+        rows = r.source.rows_of(str(source["path"])) if "size" not in source else source["size"]
+        if not rows:
+            return 0
+        count += rows
+    return count
 
 
 def epochs_per_rollout(r: Reading, key: str) -> None:
@@ -231,7 +271,7 @@ def staleness_if(r: Reading, on: SourceValue, switch: str, found: SourceValue) -
     if on.value:
         staleness(r, found, on)
     else:
-        r.drop(found, f"read with {switch}: true only; training is synchronous", idle=True)
+        r.drop(found, f"training is synchronous without {switch}", idle=True)
 
 
 def run_name(r: Reading, *founds: SourceValue | None) -> None:
@@ -268,7 +308,7 @@ def evaluation(r: Reading, samples: SourceValue, temperature: SourceValue, top_p
     """Write a sampled evaluation; temperature 0 is a greedy response."""
     if temperature.value == 0:
         r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
-        r.put("validation.samples", samples.value, samples, note="sampled responses, beside the greedy one")
+        r.put("validation.samples", samples.value, samples)
         return
     r.put("validation.samples", samples.value, samples)
     r.put("validation.greedy", False, note=f"none in {r.title}")
@@ -331,7 +371,9 @@ def engine_args(r: Reading, section: str) -> None:
 
 def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> None:
     """Write files or hub names as ``data.train`` or ``data.validation``."""
-    if found is None:
+    if found is None or found.unread:
+        if found is not None:
+            r.put(f"data.{part}", [], found)
         return
     paths = found.value if isinstance(found.value, list) else [found.value]
     if len(paths) == 1 and isinstance(paths[0], str) and re.fullmatch(r"\[.*\]", paths[0]):
@@ -345,7 +387,7 @@ def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> Non
         name, _, taken = path.partition("#")  # `AI-MO/NuminaMath:subset#500`
         named = path if local else f"hub:{name}"
         sources.append({"path": named, **fields, **({"size": int(taken)} if taken.isdigit() and int(taken) else {})})
-    r.put(f"data.{part}", sources, found, note="look at it with `dapo check`")
+    r.put(f"data.{part}", sources, found)
 
 
 def optimizer(r: Reading, *keys: str) -> None:
@@ -364,14 +406,21 @@ def optimizer(r: Reading, *keys: str) -> None:
 
 def reward(r: Reading, *founds: SourceValue | None, note: str = "") -> None:
     """Write the reward: the rule of another trainer is a program, so this is ``math``."""
-    r.put(
-        "rewards", [{"name": "accuracy", "kind": "math"}], *founds, note=note or f"{r.title}'s rule is a program there"
-    )
+    r.put("rewards", [{"name": "accuracy", "kind": "math"}], *founds, note=note or f"{r.title}'s rule is a program")
 
 
 def brief(found: SourceValue) -> str:
     """Return ``key = value`` of a setting."""
     return found.said.removeprefix("from ") if found.given else f"{found.said} ({shown(found.value)})"
+
+
+def own_program(r: Reading, known: str, named: str) -> None:
+    """Warn of a program that is not the trainer's own: it may change the loss, the advantage or the rewards."""
+    for word in sorted(r.source.words):
+        found = re.fullmatch(named, word)
+        if found and ("." in word or "/" in word) and not re.fullmatch(known, found[1]):
+            r.cautions.append(f"the program {word} is not {r.title}'s own: what its code changes is not in this recipe")
+            return
 
 
 def shuffled(r: Reading, key: str) -> None:

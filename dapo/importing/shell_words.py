@@ -6,7 +6,8 @@ A word that needs a command, an argument or a variable of the environment keeps 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from dapo.errors import RecipeError
 from dapo.importing.values import NotConstant, calculate
@@ -16,6 +17,7 @@ _DEEPEST = 20  # defaults within defaults
 _MOST_WORDS = 20_000  # of one line, with its variables put in
 _MOST_REASONS = 20  # of one line
 UNKNOWN = "\0"  # stands in a word for what is known only when the script runs; a file holds none (they are refused)
+UNSET = "\1"  # stands in a word for a variable that is empty unless somebody sets it outside, as ``${X:-}``
 _ASSIGNMENT = re.compile(r"\w+=")
 _PARAMETER = re.compile(r"\$(\w+|[@*#?$!-])")
 SEPARATORS = ("\n", ";", "&", "|", "(", ")")
@@ -27,15 +29,20 @@ class Names:
 
     texts: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
+    branched: dict[str, list[str]] = field(default_factory=dict)  # words that only some branches add to a variable
     unsure: dict[str, str] = field(default_factory=dict)  # name -> why its value is not constant
+    exported: set[str] = field(default_factory=set)
+    arguments: list[str] = field(default_factory=list)  # of the script
     reasons: list[str] = field(default_factory=list)  # why the parts of the present command are unknown
+    added: list[str] = field(default_factory=list)  # words that only some branches add to the present command
 
     def lookup(self, name: str, default: str | None) -> str:
         """Return the text of a variable, or ``UNKNOWN``."""
-        if name in self.texts and name not in self.unsure:
-            return self.texts[name]
         if name in self.unsure:
             return self.unknown(f"${name}: {self.unsure[name]}")
+        self.added += self.branched.get(name, [])
+        if name in self.texts and (default is None or self.texts[name] not in ("", UNSET)):
+            return self.texts[name]
         if name in ("HOME", "PWD"):
             return {"HOME": "~", "PWD": "."}[name]
         if default is not None:
@@ -47,6 +54,45 @@ class Names:
         if len(self.reasons) < _MOST_REASONS:
             self.reasons.append(why)
         return UNKNOWN
+
+    def copy(self) -> Names:
+        """Return the variables as they are now, for a branch."""
+        arrays = {name: list(words) for name, words in self.arrays.items()}
+        branched = {name: list(words) for name, words in self.branched.items()}
+        return replace(self, texts=dict(self.texts), arrays=arrays, branched=branched, unsure=dict(self.unsure))
+
+    def become(self, other: Names) -> None:
+        """Take the variables of another way through the script."""
+        self.texts, self.arrays, self.branched, self.unsure = other.texts, other.arrays, other.branched, other.unsure
+
+    def take_shared(self, ways: list[Names]) -> None:
+        """Keep what all ways through a branch share. Words that only some add are ``branched``, the rest is unsure."""
+        self.unsure = {name: why for way in ways for name, why in way.unsure.items()}
+        self.branched = {}
+        for name in {name for way in ways for name in (*way.arrays, *way.branched)}:
+            words = [way.arrays.get(name, []) for way in ways]
+            of_all = set.intersection(*map(set, words))
+            shared = [word for word in words[0] if word in of_all]
+            more = [word for way in words for word in way if word not in of_all]
+            more += [word for way in ways for word in way.branched.get(name, [])]
+            if any(name in way.arrays for way in ways):
+                self.arrays[name] = shared
+            if more:
+                self.branched[name] = list(dict.fromkeys(more))
+        for name in {name for way in ways for name in way.texts}:
+            texts = [way.texts.get(name) for way in ways]
+            self.texts[name] = shortest = min((text or "" for text in texts), key=len)
+            suffixes = [(text or "").removeprefix(shortest).split() for text in texts]
+            if all(text == texts[0] for text in texts):
+                continue
+            if all((text or "").startswith(shortest) for text in texts) and all(map(_are_options, suffixes)):
+                self.branched[name] = self.branched.get(name, []) + [word for words in suffixes for word in words]
+            else:
+                self.unsure[name] = "it is set inside of an if or a loop, and not by all branches alike"
+
+
+def _are_options(words: list[str]) -> bool:
+    return not words or words[0].startswith(("-", "+")) or "=" in words[0]
 
 
 def logical_lines(text: str) -> list[tuple[int, str]]:
@@ -104,24 +150,28 @@ class Reader:
 
     def words(self) -> list[str]:
         """Words and separators (each of ``SEPARATORS`` as a word of its own) to the end of the text."""
-        result: list[str] = []
+        return list(self.each())
+
+    def each(self) -> Iterator[str]:
+        """Yield words and separators. A word sees the variables as they are when it is asked for."""
+        count = 0
         while self.at < len(self.text):
             here = self.text[self.at]
-            if here == "\n":
-                result.append(here)
+            if here.isspace() and here != "\n":
                 self.at += 1
-            elif here.isspace():
-                self.at += 1
-            elif here == "#":
+                continue
+            if here == "#":
                 self._to_end_of_line()
-            elif here in SEPARATORS:
-                result.append(here)
+                continue
+            if here in SEPARATORS:
                 self.at += 1
+                found = [here]
             else:
-                result += self._word()
-            if len(result) > _MOST_WORDS:
+                found = self._word()
+            count += len(found)
+            if count > _MOST_WORDS:
                 raise RecipeError(f"a line of the script has more than {_MOST_WORDS:,} words")
-        return result
+            yield from found
 
     def _to_end_of_line(self) -> None:
         end = self.text.find("\n", self.at)
@@ -201,7 +251,7 @@ class Reader:
         return size
 
     def _extend(self, fields: list[str], found: str | list[str], *, split: bool) -> int:
-        parts = found if isinstance(found, list) else (found.split() or [""]) if split else [found]
+        parts = found if isinstance(found, list) else (found.split() or [""]) if split and found != UNSET else [found]
         if parts:
             fields[-1] += parts[0]
             fields += parts[1:]
@@ -254,35 +304,45 @@ class Reader:
 
     def _plain(self, name: str) -> str | list[str]:
         if name in ("@", "*"):
-            return []  # what somebody adds on the command line
+            return list(self.names.arguments)  # nothing, unless another script calls this one
+        if name.isdecimal() and 0 < int(name) <= len(self.names.arguments):
+            return self.names.arguments[int(name) - 1]
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             return self._unknown(f"${name} is an argument of the script")
-        if name in self.names.arrays:
+        if name in self.names.arrays and name not in self.names.unsure:
+            self.names.added += self.names.branched.get(name, [])
             return self.names.arrays[name][0] if self.names.arrays[name] else ""
         return self.names.lookup(name, None)
 
     def _braces(self, inside: str) -> str | list[str]:
+        names = self.names
         if array := re.fullmatch(r"(\w+)\[[@*]\](?:[:+-].*)?", inside):
-            if array[1] in self.names.arrays and array[1] not in self.names.unsure:
-                return list(self.names.arrays[array[1]])
-            return self._unknown(f"the array {array[1]} is not constant")
+            if array[1] in names.unsure:
+                return self._unknown(f"the array {array[1]}: {names.unsure[array[1]]}")
+            names.added += names.branched.get(array[1], [])
+            if array[1] in names.arrays or array[1] in names.branched or ":" in inside or "+" in inside:
+                return list(names.arrays.get(array[1], []))
+            return self._unknown(f"the array {array[1]} is set outside of the script")
         if re.fullmatch(r"[@*](:.*)?", inside):
-            return []
-        match = re.fullmatch(r"([A-Za-z_]\w*)(?::?([-=])(.*))?", inside, re.DOTALL)
+            return list(names.arguments)
+        match = re.fullmatch(r"([A-Za-z_]\w*|[1-9])(?:(:?[-=+])(.*))?", inside, re.DOTALL)
         if match is None:
             return self._unknown(f"${{{inside[:40]}}} is not a plain variable")
-        if match[2] is None:
-            return self._plain(match[1])
-        self.depth += 1
-        if self.depth > _DEEPEST or len(match[3]) > LONGEST:
+        name, how, other = match[1], match[2] or "", match[3] or ""
+        if not how or (name.isdecimal() and int(name) <= len(names.arguments)):
+            return self._plain(name)
+        if name in names.unsure:
+            return self._unknown(f"${name}: {names.unsure[name]}")
+        if self.depth >= _DEEPEST or len(other) > LONGEST:
             raise RecipeError("the script's variables stand too deep within each other")
-        inner = Reader(match[3], self.names, self.depth)
-        parts = inner.words() if match[1] not in self.names.texts else []
-        self.depth -= 1
-        found = self.names.lookup(match[1], " ".join(parts))
-        if match[2] == "=" and UNKNOWN not in found and match[1] not in self.names.unsure:
-            self.names.texts.setdefault(match[1], found)  # `: "${X:=8}"` sets it for what follows
-        return found
+        has = name in names.texts and (names.texts[name] not in ("", UNSET) or ":" not in how)
+        if "+" in how:
+            return Reader(other, names, self.depth + 1).words() if has else []
+        found = names.texts[name] if has else " ".join(Reader(other, names, self.depth + 1).words())
+        names.added += names.branched.get(name, [])
+        if how[-1] == "=" and UNKNOWN not in found:
+            names.texts.setdefault(name, found)  # `: "${X:=8}"` sets it for what follows
+        return found or UNSET
 
     def _unknown(self, why: str) -> str:
         return self.names.unknown(why)

@@ -36,6 +36,7 @@ def convert(r: Reading) -> None:
     _running(r)
     names = {"rank": "rank", "alpha": "alpha", "dropout": "dropout", "targets": "target_modules"}
     shared.lora(r, "trainer.policy.model.lora.", names, on=None, rank=0, alpha=16)
+    shared.own_program(r, "main_(base|dapo|fully_async|dapo_fully_async|async)", r"(?:[\w.]*[./])?(main_\w+)(?:\.py)?")
 
 
 def _loss(r: Reading) -> None:
@@ -53,14 +54,12 @@ def _loss(r: Reading) -> None:
         above, below = (r.need(f"{_A}.cispo.cispo_eps_clip_{end}", default=by) for end, by in (("high", 5), ("low", 0)))
         r.put(f"{LOSS}.cap", float(1 + above.value), above, note="of the ratio itself, 1 + it")
         r.put(f"{LOSS}.floor", float(1 - below.value), below, note="of the ratio itself, 1 - it")
+    elif kind.unread:
+        r.put(f"{LOSS}.kind", "clip", kind)
     elif kind.value != "regular" and not shared.other_loss(r, kind):
-        r.drop(kind, "this loss has no counterpart: the clipped one is taken")
+        r.replace(kind, "the clipped loss takes its place (algorithm.loss.kind takes a function of yours)")
     if kind.value != "dual_clip":
-        r.drop(
-            dual,
-            f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}: no effect there or here",
-            idle=True,
-        )
+        r.drop(dual, f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}", idle=True)
     for key in (f"{_A}.clip_cov.clip_ratio", f"{_A}.kl_cov.kl_cov_frac"):
         share = r.number(key)
         if share is not None and kind.value == key.split(".")[-2]:
@@ -75,17 +74,9 @@ def _loss(r: Reading) -> None:
         r.put(f"{LOSS}.reduction.sequences", micro.value, micro)
         r.put(f"{LOSS}.reduction.weighted", False, note="a mean of the micro-batches' means there")
         r.say("token_mean_legacy is a mean over micro-batches; `token_mean` weighs every token of a minibatch alike")
-    else:
-        r.drop(micro, "memory only here: learner.microbatch_tokens cannot change the gradient", idle=True)
     estimator = r.text(f"{_A}.advantage_estimator", default="grpo")
     by_std = r.flag(f"{_A}.grpo_norm_by_std", default=True)
-    if estimator.value == "rloo":
-        r.put("algorithm.advantage.baseline", "leave_one_out", estimator)
-        r.put("algorithm.advantage.scale", "none", estimator)
-    else:
-        r.put("algorithm.advantage.scale", "group_std" if by_std.value else "none", estimator, by_std)
-        if estimator.value != "grpo":
-            r.drop(estimator, "has no counterpart: advantages are relative to the group (GRPO, DAPO)")
+    shared.estimator(r, estimator, "group_std" if by_std.value else "none", by_std)
 
 
 def _kl_and_correction(r: Reading) -> None:
@@ -124,7 +115,7 @@ def _kl_and_correction(r: Reading) -> None:
         r.put(f"{FIX}.kind", "truncate_sequence", kind)
         r.put(f"{FIX}.sequence_cap", float(product.value), product)
     if mask.value == "product":
-        r.drop(mask, "a band for the product of ratios, which drifts with the length: mask_sequence is its like")
+        r.replace(mask, "a band for the product of ratios is not here; mask_sequence goes by the geometric mean")
 
 
 def _sampling(r: Reading) -> None:
@@ -188,7 +179,6 @@ def _running(r: Reading) -> None:
     _evaluation(r)
     steps = r.number("trainer.max_training_steps", "trainer.max_steps")
     epochs = r.number("trainer.epochs", default=1)
-    shared.epochs_and_steps(r, steps, epochs)
     for key, ours, default in (
         ("trainer.eval_interval", "validation.every", 5),
         ("trainer.ckpt_interval", "checkpoint.every", 10),
@@ -199,6 +189,7 @@ def _running(r: Reading) -> None:
     r.put("model.dtype", "bfloat16", note="SkyRL computes in bfloat16")
     shared.data(r, "train", r.find("data.train_data"), fields=_FIELDS)
     shared.data(r, "validation", r.find("data.val_data"), fields=_FIELDS)
+    shared.epochs_and_steps(r, steps, epochs)
     shared.run_name(r, r.find("trainer.run_name"))
     shared.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="skyrl")
     _staleness(r)

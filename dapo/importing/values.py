@@ -81,6 +81,11 @@ def arithmetic(node: ast.expr, names: Mapping[str, Any], *, whole: bool = False)
     return value
 
 
+def is_off(value: Any) -> bool:
+    """Return whether a value says no: null, false, 0, an empty list, or a word for one of them."""
+    return str(value).strip().lower() in ("", "none", "null", "false", "no", "off", "0", "0.0", "-1", "[]", "{}")
+
+
 def shown(value: Any) -> str:
     """Return a value on one line, as it would be written."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -27,6 +27,12 @@ def convert(r: Reading) -> None:
     _optimiser(r)
     _running(r)
     _adapter(r)
+    thinks = r.flag("data.apply_chat_template_kwargs.enable_thinking", default=True)
+    if thinks.given:
+        r.put("data.chat_template_kwargs", {"enable_thinking": thinks.value}, thinks)
+    shared.own_program(
+        r, r"main_ppo\w*|main_dapo\w*|fully_async_main|main", r"(?:[\w.]*[./])?(main\w*|\w+_main)(?:\.py)?"
+    )
 
 
 def _adapter(r: Reading) -> None:
@@ -37,7 +43,6 @@ def _adapter(r: Reading) -> None:
         names = {name: name for name in ("rank", "alpha", "dropout")} | {"targets": "target_modules"}
         shared.lora(r, f"{model}.lora.", names, on=None, rank=0, alpha=32)
         return
-    r.drop(megatron, "there is no adapter, so it says nothing", idle=True)
     names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
     shared.lora(r, f"{model}.", names, on=None, rank=0, alpha=16)
 
@@ -79,11 +84,7 @@ def _clip_and_loss(r: Reading) -> None:
             "token-mean is the mean over the whole minibatch here and in verl from 0.8; up to 0.6 it was taken in each "
             "micro-batch: algorithm.loss.reduction: {kind: micro_batch_mean, sequences: N}"
         )
-    kind = r.text(f"{_ACTOR}.policy_loss.loss_mode", default="vanilla")
-    if kind.value == "gspo":
-        r.put(f"{LOSS}.ratio", "sequence", kind)
-    elif kind.value != "vanilla" and not shared.other_loss(r, kind):
-        r.drop(kind, "this loss has no counterpart: the clipped one is taken (algorithm.loss.kind takes yours)")
+    _kind(r)
     _kl(r)
     r.take("algorithm.entropy_coefficient", r.number(f"{_ACTOR}.entropy_coeff"))
     shared.plain_learner_ratio(r)
@@ -92,14 +93,40 @@ def _clip_and_loss(r: Reading) -> None:
         r.put("algorithm.old_logprobs", "sampler", bypass, note="the ratio runs against the sampler's numbers")
     level = r.text("algorithm.rollout_correction.rollout_is", f"{_ROLLOUT}.rollout_is", "algorithm.rollout_is")
     cap = r.number("algorithm.rollout_correction.rollout_is_threshold", "algorithm.rollout_is_threshold", default=2.0)
-    if cap is not None and level.value in ("token", "sequence"):
+    if cap is not None and (level.value in ("token", "sequence") or level.unread):
         r.put(f"{FIX}.kind", "truncate" if level.value == "token" else "truncate_sequence", level)
         r.put(f"{FIX}.cap" if level.value == "token" else f"{FIX}.sequence_cap", float(cap.value), cap)
+    elif level.value.lower() not in ("", "null", "none"):
+        r.replace(level, "weights by token and by sequence are here; none is taken")
     _rejection(r, cap if level.value == "token" else None, level)
     tis = r.number(f"{_ACTOR}.tis_imp_ratio_cap")
     if tis is not None and tis.value > 0:
         r.put(f"{FIX}.kind", "truncate", tis)
         r.put(f"{FIX}.cap", float(tis.value), tis)
+
+
+def _kind(r: Reading) -> None:
+    """Read the loss; its own settings are in ``policy_loss``, or next to it in earlier scripts."""
+    kind = r.text(f"{_ACTOR}.policy_loss.loss_mode", f"{_ACTOR}.loss_mode", default="vanilla")
+    if kind.value == "gspo":
+        r.put(f"{LOSS}.ratio", "sequence", kind)
+    elif kind.unread or (kind.value != "vanilla" and shared.other_loss(r, kind)):
+        r.put(f"{LOSS}.kind", kind.value, kind)
+    elif kind.value != "vanilla":
+        r.replace(kind, "the clipped loss takes its place (algorithm.loss.kind takes a function of yours)")
+    if kind.value == "cispo":  # clamp(ratio, 1 - low, 1 + high)
+        low, high = r.lines["algorithm.clip.low"], r.lines["algorithm.clip.high"]
+        r.put(f"{LOSS}.cap", 1.0 + high.value, SourceValue(0, high.comment, high.given), note="1 + it")
+        r.put(f"{LOSS}.floor", max(0.0, 1.0 - low.value), SourceValue(0, low.comment, low.given), note="1 - it")
+    both = [f"{_ACTOR}.policy_loss.", f"{_ACTOR}."]
+    percent = r.number(f"{_ACTOR}.k_percent")
+    share = r.number(*(f"{where}{kind.value}_ratio" for where in both))
+    if kind.value == "kl_cov" and share is None and percent is not None:
+        r.put(f"{LOSS}.share", percent.value / 100, percent, note="in percent there")
+    elif kind.value in ("kl_cov", "clip_cov") and share is not None:
+        r.put(f"{LOSS}.share", float(share.value), share)
+    for name in ("clip_cov_ratio", "kl_cov_ratio"):
+        r.used |= {f"{where}{name}" for where in both}
 
 
 def _rejection(r: Reading, cap: SourceValue | None, level: SourceValue) -> None:
@@ -117,7 +144,6 @@ def _rejection(r: Reading, cap: SourceValue | None, level: SourceValue) -> None:
     rule, bounds = r.text(f"{where}.rollout_rs"), r.find(f"{where}.rollout_rs_threshold")
     lower = r.number(f"{where}.rollout_rs_threshold_lower")
     if rule.value in ("", "null"):
-        r.drop(bounds, "read with rollout_rs only", idle=True)
         return
     kinds = {"token_k1": "mask_token", "seq_mean_k1": "mask_sequence", "token": "mask_token"}
     kind, inverse = (kinds | {"geometric": "mask_sequence"}).get(rule.value), rule.value.endswith("_k1")
@@ -127,7 +153,7 @@ def _rejection(r: Reading, cap: SourceValue | None, level: SourceValue) -> None:
     except (ValueError, ZeroDivisionError):
         low = up = 0.0
     if kind is None or bounds is None or not 0 < low < up:
-        r.drop(rule, "this rejection has no counterpart (token_k1 and seq_mean_k1 with low_up have): none is made")
+        r.replace(rule, "no rejection is made (token_k1 and seq_mean_k1 with low_up are here)")
         r.drop(bounds, "of that rejection")
         return
     floor, highest = (1 / up, 1 / low) if inverse else (low, up)
@@ -153,8 +179,10 @@ def _kl(r: Reading) -> None:
     coefficient = r.need("algorithm.kl_ctrl.kl_coef", default=0.001)
     penalty, control = r.text("algorithm.kl_penalty", default="kl"), r.text("algorithm.kl_ctrl.type", default="fixed")
     on = bool(in_reward.value)
-    r.drop(penalty, "of the KL term in the reward, which is k1 here", idle=not on or penalty.value in ("kl", "k1"))
-    r.drop(control, "the KL coefficient is fixed here", idle=not on or control.value == "fixed")
+    if on and penalty.value not in ("kl", "k1"):
+        r.drop(penalty, "the KL term in the reward is k1 here")
+    if on and control.value != "fixed":
+        r.drop(control, "the KL coefficient is fixed here")
     if in_loss.value:
         shared.kl(r, loss_coefficient, kind, in_reward=False, switch=in_loss)
         if in_reward.value:
@@ -217,16 +245,7 @@ def _length(r: Reading) -> None:
 def _advantage(r: Reading) -> None:
     kind = r.text("algorithm.adv_estimator", default="gae")
     by_std = r.flag("algorithm.norm_adv_by_std_in_grpo", default=True)
-    if kind.value == "grpo":
-        r.put("algorithm.advantage.scale", "group_std" if by_std.value else "none", kind, by_std)
-    elif kind.value == "rloo":
-        r.put("algorithm.advantage.baseline", "leave_one_out", kind)
-        r.put("algorithm.advantage.scale", "none", kind)
-    else:
-        r.put("algorithm.advantage.scale", "group_std", kind, note="see below")
-        r.say(f"adv_estimator {kind.value} has no counterpart: advantages are relative to the group (GRPO, DAPO)")
-    if not kind.given:
-        r.say("verl's default is gae with a critic, which is not here: set algorithm.adv_estimator there to compare")
+    shared.estimator(r, kind, "group_std" if by_std.value else "none", by_std)
     gamma = [r.number("algorithm.gamma"), r.number("algorithm.lam")]
     for found in gamma:
         if found is not None and found.value != 1:
@@ -249,13 +268,11 @@ def _optimiser(r: Reading) -> None:
         else:
             warmup = SourceValue(0, f"{r.title}'s default of lr_warmup_steps", False)
             if ratio is not None and ratio.value:
-                r.drop(ratio, "a share of a number of steps that is not known: set learner.warmup")
+                warmup = shared.share_of_steps(ratio)
     shared.schedule(r, kind, unit="rollout", warmup=warmup, note="verl's scheduler advances once for each rollout")
     low = r.number(f"{optim}.min_lr_ratio")
     if low is not None and r.lines["learner.schedule"].value != "constant":
         r.put("learner.final_ratio", low.value, low)
-    else:
-        r.drop(low, "the rate is constant after the warm-up, so it never gets there", idle=True)
     r.take("learner.betas", r.find(f"{optim}.betas", default=[0.9, 0.999]))
 
 
@@ -265,18 +282,18 @@ def _running(r: Reading) -> None:
     sampled = r.flag(f"{val}.do_sample", default=False)
     temperature = r.need(f"{val}.temperature", default=0)
     if not sampled.value and temperature.value:
-        r.say(
-            "verl's agent loop evaluates at val_kwargs.temperature whatever do_sample says, and so does this recipe; "
-            "without that loop (rollout.mode=sync in earlier releases) do_sample=False is greedy"
-        )
+        mode = r.find(f"{_ROLLOUT}.mode")
+        if mode is not None and mode.value == "sync":
+            temperature = SourceValue(0, f"{mode.said}, {shared.brief(sampled)}", True)
+        else:
+            r.say(
+                "verl's agent loop evaluates at val_kwargs.temperature whatever do_sample says, and so does this "
+                "recipe; with rollout.mode=sync in earlier releases do_sample=False is greedy"
+            )
     top_p, top_k = r.number(f"{val}.top_p", default=1.0), r.number(f"{val}.top_k")
     shared.evaluation(r, r.count(f"{val}.n", default=1), temperature, top_p)
-    r.drop(sampled, "the temperature of evaluations decides: 0 is greedy", idle=True)
     r.drop(top_k, "evaluations have no top_k here", idle=top_k is not None and top_k.value <= 0)
-    if temperature.value == 0:
-        r.drop(top_p, "a greedy response reads no top_p", idle=True)
     steps, epochs = r.number("trainer.total_training_steps"), r.number("trainer.total_epochs", default=30)
-    shared.epochs_and_steps(r, steps, epochs)
     if steps is None:
         r.say(
             "verl counts batches of data in total_epochs; DAPO-Math-17k's published file repeats each prompt 100 times"
@@ -287,11 +304,10 @@ def _running(r: Reading) -> None:
     r.put("model.dtype", "bfloat16", note="verl computes in bfloat16 (its weights for the optimiser in float32)")
     shared.data(r, "train", r.find("data.train_files"), format="dapo_math")
     shared.data(r, "validation", r.find("data.val_files"), format="dapo_math")
+    shared.epochs_and_steps(r, steps, epochs)
     shared.shuffled(r, "data.shuffle")
     cut = r.text("data.truncation")
     dropped = r.flag("data.filter_overlong_prompts", default=False)
-    if cut.value == "error" and dropped.value:
-        r.drop(cut, "prompts over the limit are dropped before", idle=True)
     if cut.value == "error" and not dropped.value:
         r.put("data.overlong_prompts", "refuse", cut)
     elif cut.value in ("left", "right", "middle"):

@@ -15,6 +15,7 @@ from dapo.importing.files import OWN_DEFAULTS, SourceFiles
 from dapo.importing.given import LONGEST_VALUE, MOST_SETTINGS, SourceFile, leaves
 
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
+_RELATIVE = re.compile(r"\$\{(\.+)(\w[\w.-]*)\}")
 _PRODUCT = re.compile(r"\$\{(mul|div|sum|sub):([^{},]+),([^{},]+)\}")
 
 
@@ -43,7 +44,7 @@ def read_yaml(text: str, name: str, folder: Path | None, files: SourceFiles) -> 
     for key in flat:
         value, why = references.value_of(key)
         if why:
-            source.unresolved.append((f"{key} = {str(flat[key])[:200]}", why))
+            source.not_read(key, f"{key} = {str(flat[key])[:200]}", why)
         else:
             source.add(key, value, f"line {lines[key]}" if key in lines else "from its defaults")
     return source
@@ -103,7 +104,7 @@ class References:
         """Return a key's value with the references put in, and why that failed (empty: it did not)."""
         if key not in self._known:
             self._known[key] = None, f"`{key}` names itself"  # until it is known
-            value, why = self._resolve(self._flat[key])
+            value, why = self._resolve(_absolute(self._flat[key], key))
             self._known[key] = value, why
         return self._known[key]
 
@@ -112,7 +113,7 @@ class References:
             parts = [self._resolve(part) for part in value]
             return [part for part, _ in parts], next((why for _, why in parts if why), "")
         if isinstance(value, Mapping):
-            fields = {key: self._resolve(part) for key, part in value.items()}
+            fields = {name: self._resolve(part) for name, part in value.items()}
             return {k: part for k, (part, _) in fields.items()}, next((why for _, why in fields.values() if why), "")
         if not isinstance(value, str) or "${" not in value:
             return value, ""
@@ -129,6 +130,14 @@ class References:
 
     def _named(self, name: str) -> tuple[Any, str]:
         return self.value_of(name) if name in self._flat else (None, f"`{name[:60]}` is not in the file")
+
+
+def _absolute(value: Any, key: str) -> Any:
+    """Return a value in which ``${.b}`` and ``${..b}``, seen from its key, have their whole names."""
+    if not isinstance(value, str):
+        return value
+    above = key.split(".")
+    return _RELATIVE.sub(lambda found: f"${{{'.'.join([*above[: -len(found[1])], found[2]])}}}", value)
 
 
 def _calculated(text: str) -> tuple[Any, str]:

@@ -285,12 +285,16 @@ class _SharedPromptAttention(torch.autograd.Function):
         with exact_matmuls():  # `medium` makes tiny products up to ten times slower in here
             grad_q, grad_k, grad_v = _own_backward(grad, q, k, v, output, lse, context, scaling)
             for prompt, responses in context.prompts:
-                dy, of_q, of_k, of_v, y = (
-                    _rows(x[span])
-                    for x, span in ((grad, responses), (q, responses), (k, prompt), (v, prompt), (output, responses))
+                parts = _backward(
+                    _rows(grad[responses]),
+                    _rows(q[responses]),
+                    _rows(k[prompt]),
+                    _rows(v[prompt]),
+                    _rows(output[responses]),
+                    lse[responses].transpose(0, 1).unsqueeze(0),
+                    causal=False,
+                    scaling=scaling,
                 )
-                of_lse = lse[responses].transpose(0, 1).unsqueeze(0)
-                parts = _backward(dy, of_q, of_k, of_v, y, of_lse, causal=False, scaling=scaling)
                 for total, part, span in zip((grad_q, grad_k, grad_v), parts, (responses, prompt, prompt), strict=True):
                     total[span] += part[0].transpose(0, 1)
         return grad_q, _narrow(grad_k, kv_heads), _narrow(grad_v, kv_heads), None, None
@@ -349,8 +353,7 @@ def _own_backward(
     padded = [_pad(x, place, size) for x in (grad, q, k, v, output, lse)]
     parts: list[list[Tensor]] = [[], [], []]
     for bucket in buckets:
-        dy, of_q, of_k, of_v, y, of_lse = (bucket.view(x) for x in padded)
-        gradients = _backward(dy, of_q, of_k, of_v, y, of_lse, causal=True, scaling=scaling)
+        gradients = _backward(*(bucket.view(x) for x in padded), causal=True, scaling=scaling)
         for found, gradient in zip(parts, gradients, strict=True):
             found.append(gradient.transpose(1, 2).flatten(0, 1))
     return [torch.cat(found).index_select(0, place) for found in parts]

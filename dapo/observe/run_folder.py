@@ -244,6 +244,18 @@ class RunFolder:
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"step_{step:06d}.parquet"
 
+    def damaged_rollouts(self, step: int, *, every: bool) -> tuple[list[int], list[int]]:
+        """Return the steps up to ``step`` whose rollout file is missing, and those whose file is not whole.
+
+        Args:
+            step: the last one that is done.
+            every: each step has a file, from the first one that is there: before it none may have been asked for.
+        """
+        there = {found: path for found, path in _names(self.rollouts, _STEP_FILE) if found <= step}
+        first = min((found for found in there if found > 0), default=step + 1)
+        missing = [n for n in range(first, step + 1) if n not in there] if every else []
+        return missing, sorted(found for found, path in there.items() if not _is_whole_parquet(path))
+
     def stopped_file(self, step: int) -> Path:
         return self.stopped / f"step_{step:06d}.parquet"
 
@@ -360,7 +372,16 @@ class RunFolder:
             self._lock = None
 
 
+_PARQUET = b"PAR1"  # begins and ends a Parquet file
 _STEP_FILE = r"step_(\d{6,9})\.parquet"
+
+
+def _is_whole_parquet(path: Path) -> bool:
+    """Whether a Parquet file has its beginning and its end; its middle is not read."""
+    with path.open("rb") as file:
+        size, first = path.stat().st_size, file.read(len(_PARQUET))
+        file.seek(max(0, size - len(_PARQUET)))
+        return size > 2 * len(_PARQUET) and first == _PARQUET == file.read()
 
 
 def _names(folder: Path, pattern: str) -> list[tuple[int, Path]]:

@@ -29,8 +29,12 @@ from dapo.rewards.text import MAX_ANSWER, read_golds, vote_text
 from dapo.rewards.units import split_unit
 
 _BASE = re.compile(r"\(?(\w+)\)?_\{?(\d+)\}?")
-_NAMED = re.compile(r"(\\?[A-Za-z]+(?:_\{?\w+\}?|')?(?:\([a-z](?:, ?[a-z])*\))?)\s*(?:=|\\in(?![A-Za-z]))\s*")
+_NAMED = re.compile(
+    r"(\\?[A-Za-z]+(?:_\{?\w+\}?|')?(?:\([a-z](?:, ?[a-z])*\))?|\([A-Za-z](?:, ?[A-Za-z])+\))\s*"
+    r"(?:=|\\in(?![A-Za-z]))\s*"
+)
 _NORMAL_FORM = re.compile(r"(?=[^=]*[-+^])(?=[^=]*(?<![\\A-Za-z])[A-Za-z])[^=]*=\s*0\s*")
+_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])")
 _SEVERAL_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![A-Za-z])")
 _DEEPEST = 40  # brackets within each other, above which only equal texts are equal
 _MOST_PAIRS = 12  # formulas of a list that are compared with each of another list
@@ -104,8 +108,13 @@ def _as_unions(answer: str, gold: str) -> bool | None:
     """Compare unions part by part, in any order. Other spellings of a set are left to math-verify."""
     if not _SEVERAL_SETS.search(answer) and not _SEVERAL_SETS.search(gold):
         return None
-    ours, golden = split_at(answer, r"\cup"), split_at(gold, r"\cup")
+    ours, golden = _joined(answer), _joined(gold)
     return (len(ours) == len(golden) > 1 and _same_in_any_order(ours, golden)) or symbolic.same_form(answer, gold)
+
+
+def _joined(text: str) -> list[str]:
+    r"""Return the parts of a union, or of inequalities joined by "or"."""
+    return split_at(_OR.sub(r"\\cup ", text), r"\cup")
 
 
 def _as_brackets(answer: str, gold: str) -> bool | None:
@@ -168,7 +177,7 @@ def _single_in_brackets(answer: str, gold: str, ours: Shape | None, golden: Shap
     """Compare a value with brackets: a set of one element equals the element. None: a formula decides."""
     shape, single = (golden, answer) if ours is None else (ours, gold)
     assert shape is not None
-    if shape.kind == "{}" and len(shape.parts) == 1:
+    if shape.kind == "{}" and len(shape.parts) == 1 and shape.parts[0] != r"\emptyset":
         pair = (single, shape.parts[0]) if ours is None else (shape.parts[0], single)
         return _same(*pair)
     if read_number(single) is not None or as_text(single) is not None or shape.kind == "":

@@ -23,6 +23,8 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop runs in this process, one step at a time
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "CRITICAL",  # at ERROR a failing step prints all that is scheduled, 100 kB and more
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # without the package flashinfer a start ends in an ImportError; dapo's
+    # requests ask for processed log-probabilities, which that sampler does not compute anyway
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes all cores but one for itself, and the learner's too
 }
 

@@ -20,6 +20,7 @@ from dapo.data.render import resolve_style
 from dapo.environments.hosts import HostedPlayers
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.programs import PYTHON, ProgramSettings
+from dapo.environments.requests import Sampling
 from dapo.environments.speech import PlainSpeech, TemplateSpeech, find_format, make_speech
 from dapo.environments.verified import KIND, data_files
 from dapo.environments.worker import Load
@@ -122,6 +123,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         max_turns=settings.max_turns,
         tell=settings.on_error == "tell",
         agent=_agent(recipe),
+        sampling=Sampling(_sampling(recipe), settings.other_sampling == "ignore"),
         programs=ProgramSettings(sandbox_of(recipe), recipe.sandbox.timeout, recipe.sandbox.memory_mib),
         name=settings.id,
         read=tuple(reward.name for reward in recipe.rewards if reward.kind == "environment"),
@@ -203,6 +205,20 @@ def longest_conversation(recipe: Recipe) -> int:
     """Return the most tokens that an agent's conversation may have, the model's turn included."""
     response = max(recipe.rollout.max_response_tokens, recipe.validation.max_response_tokens or 0)
     return recipe.data.max_prompt_tokens + response
+
+
+def _sampling(recipe: Recipe) -> dict[str, Any]:
+    """Return how the run samples, by the names that requests use."""
+    rollout = recipe.rollout
+    return {
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "top_k": rollout.top_k,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "seed": recipe.run.seed,
+        "stop": list(rollout.stop),
+    }
 
 
 def _agent(recipe: Recipe) -> str | bytes | tuple[str, ...] | None:

@@ -366,10 +366,19 @@ def _cut_back(folder: RunFolder, console: Console, step: int, checkpoints: Check
     else:
         console.say("the run was stopped before its first checkpoint: it starts again from its beginning")
     if lost := [n for n in range(1, step + 1) if n not in steps]:
-        named = f"{lost[0]}" if len(lost) == 1 else f"{lost[0]} to {lost[-1]} ({len(lost)} steps)"
+        named = _steps_said(lost)
         console.warn(f"{folder.metrics} has lost step {named}: charts have a gap there; training is not changed by it")
+    missing, cut = folder.damaged_rollouts(step, every=recipe.logging.rollouts not in ("none", "kept"))
+    for found, what in ((missing, "no file"), (cut, "a file that was cut or emptied")):
+        if found:
+            told = f"{folder.rollouts} has {what} of step {_steps_said(found)}: pages show none of its responses"
+            console.warn(f"{told}; training is not changed by it")
     if recipe.trainer.steps <= step:
         console.warn(f"nothing to train: the run is at step {step}, trainer.steps is {recipe.trainer.steps}")
+
+
+def _steps_said(steps: Sequence[int]) -> str:
+    return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} ({len(steps)} steps)"
 
 
 def _pieces(session: Session[Any]) -> Pieces | None:

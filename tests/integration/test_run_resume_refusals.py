@@ -219,6 +219,7 @@ def test_what_a_resume_says_of_a_changed_run_and_what_it_leaves_alone(run, base,
     edit_recipe("learner", "learning_rate", 0.02)(run)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(line for line in lines if not line.startswith('{"step": 1,')))
+    (run / "rollouts" / "step_000001.parquet").write_bytes(b"")
     (run / "rollouts" / "step_x.parquet").write_text("mine")
     (run / "checkpoints" / ".writing-step_000009").write_text("x")
     state = checkpoint(run) / "state.json"
@@ -234,5 +235,6 @@ def test_what_a_resume_says_of_a_changed_run_and_what_it_leaves_alone(run, base,
     assert "learner.learning_rate: 0.01 -> 0.02 (ask)" in said
     assert "held-out problems are not those" in said
     assert "has lost step 1" in said
+    assert "a file that was cut or emptied of step 1" in said
     assert (run / "rollouts" / "step_x.parquet").read_text() == "mine"
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [2, 3]

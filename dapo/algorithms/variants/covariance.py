@@ -43,7 +43,7 @@ def covariance_marks(
     10). ``kl_cov`` marks the max(1, int(``share`` N)) tokens with the largest c; ``clip_cov`` as many at random of
     those with ``above`` < c < ``below``. The driver computes them over the whole optimiser step, from the recorded
     log-probabilities of the sampler, so that no split into micro-batches or ranks changes them; verl takes the policy's
-    present ones, and a micro-batch at a time, and leaves out of its draw what the clip has silenced: see docs/losses.md.
+    present ones, and a micro-batch at a time. It leaves out of its draw what the clip has silenced (docs/losses.md).
 
     Args:
         logprobs_R: [tokens] per response, nats.

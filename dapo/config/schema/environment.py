@@ -23,6 +23,9 @@ class EnvironmentSection(Section):
     run: Annotated[Hook | list[str] | None, FIXED] = None
     """With ``kind: agent``: a function ``package.module:name`` of (prompt, base_url, api_key, ``args``), or a command
     as a list of its words."""
+    other_sampling: Literal["refuse", "ignore"] = "refuse"
+    """With ``kind: agent``: a request that asks for another temperature, ``top_p``, seed, ``stop`` or the like than the
+    recipe's. ``refuse``: error 400. ``ignore``: the recipe's are taken, and the agents' output says so once."""
     tools: Annotated[list[Literal["python"] | Hook], FIXED] = Field(default_factory=list)
     """What the model may call: typed functions, ``package.module:function``, and ``python``, which runs a program in
     the ``sandbox`` and returns what it prints. Their schemas go to the chat template."""

@@ -517,7 +517,8 @@ class StreamingCollector:
             seen = dataclasses.replace(self._shares(), hopeless=hopeless)
             raise stopped(self.account, settings, len(self.kept), seen)
         if settings.cap.then == "fill":
-            usable = [g for g in self.rejected if g.verdict is not Verdict.TOO_FEW_SCORED]
+            young = [g for g in self.rejected if self.step - g.born <= settings.max_age]
+            usable = [g for g in young if g.verdict is not Verdict.TOO_FEW_SCORED]
             for group in usable[:missing]:
                 group.disposition = Disposition.FILLED
                 self.account.filled(group)

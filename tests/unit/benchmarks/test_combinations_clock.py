@@ -85,7 +85,7 @@ def test_signals_are_drawn_without_a_change_of_the_settings(clock):
     never, always = ([clock.drawn(number, share) for number in NUMBERS] for share in (0.0, 1.0))
     assert [one.overrides for one in never] == [one.overrides for one in always]
     assert not any(one.signals for one in never)
-    assert {number for one in always for _, number in one.signals} == {signal.SIGTERM, signal.SIGKILL}
+    assert {sent.number for one in always for sent in one.signals} == {signal.SIGTERM, signal.SIGKILL}
 
 
 # ---------------------------------------------------------------------- planted faults
@@ -130,18 +130,25 @@ def test_a_response_that_ends_twice_is_seen(clock, tmp_path, row, seen):
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "fine"),
+    ("code", "before", "after", "fine"),
     [
-        (143, "interrupted", True),
-        (0, "finished", True),
-        (143, "running", False),
-        (143, "failed", False),
-        (1, "interrupted", False),
+        (130, None, "interrupted", True),
+        (143, None, "interrupted", True),
+        (143, None, None, True),
+        (143, "running", "running", True),  # SIGKILL ended the command before, and this one ended before it began
+        (0, None, "finished", True),
+        (130, None, "running", False),
+        (143, None, "failed", False),
+        (1, None, "interrupted", False),
     ],
 )
-def test_a_stop_ends_the_command_and_is_said(clock, tmp_path, code, status, fine):
-    write_run(tmp_path, status=status)
-    assert (clock.badly_stopped(code, tmp_path) == []) == fine
+def test_a_stop_ends_the_command_and_is_said(clock, tmp_path, code, before, after, fine):
+    found = []
+    for state in (before, after):
+        if state is not None:
+            write_status(tmp_path, state)
+        found.append(clock.status_of(tmp_path))
+    assert (clock.badly_stopped(code, *found) == []) == fine
 
 
 class Scripted:
@@ -150,8 +157,8 @@ class Scripted:
     def __init__(self, *turns):
         self.turns, self.asked = list(turns), []
 
-    def run(self, words, output, limit, sent):
-        self.asked.append((words[1], sent))
+    def run(self, words, output, limit, begun):
+        self.asked.append((words[1], begun is not None))
         output.write_text("the last line of its output\n")
         leave, code = self.turns.pop(0)
         leave()
@@ -203,21 +210,41 @@ def test_a_run_that_ends_with_an_error_fails_unless_it_says_why_no_batch_fills(c
 
 
 def test_each_signal_goes_to_one_command_and_the_next_resumes_if_there_is_a_checkpoint(clock, tmp_path):
-    signals = [(1.0, signal.SIGKILL), (2.0, signal.SIGTERM)]
+    signals = [clock.Sent(number, 0, 60.0) for number in (signal.SIGKILL, signal.SIGTERM)]
     turns = [(nothing, -9), (lambda: write_run(tmp_path / "run", status="interrupted"), 143), (nothing, 0)]
     word, lines, asked = outcome(clock, tmp_path, *turns, signals=signals)
     assert (word, lines) == ("ended", [])
-    assert asked == [("quickstart", signals[0]), ("quickstart", signals[1]), ("--resume", None)]
+    assert asked == [("quickstart", True), ("quickstart", True), ("--resume", False)]
 
 
 def test_a_command_that_ends_before_its_signal_is_not_resumed(clock, tmp_path):
     turn = (lambda: write_run(tmp_path / "run"), 0)
-    assert outcome(clock, tmp_path, turn, signals=[(1.0, signal.SIGTERM)] * 3)[0] == "ended"
+    assert outcome(clock, tmp_path, turn, signals=[clock.Sent(signal.SIGTERM, 0, 60.0)] * 3)[0] == "ended"
+
+
+def test_a_signal_comes_after_the_rows_that_this_command_records(clock, tmp_path):
+    write_run(tmp_path, ROWS[:2])
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with clock.Sent(signal.SIGTERM, rows=1, seconds=0.0).to(tmp_path) as begun:
+        begun(sleeper.pid)
+        assert sleeper.poll() is None
+        repeat_step(tmp_path)
+        assert sleeper.wait(60) == -signal.SIGTERM
+
+
+def test_a_signal_is_not_sent_after_its_command(clock, tmp_path):
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    for sent in (clock.Sent(signal.SIGTERM, 5, 0.0), clock.Sent(signal.SIGTERM, 0, 600.0)):
+        with sent.to(tmp_path) as begun:
+            begun(sleeper.pid)
+    assert sleeper.poll() is None
+    sleeper.kill()
+    assert sleeper.wait(60) == -signal.SIGKILL
 
 
 def test_a_fault_that_a_resume_brings_is_seen(clock, tmp_path):
     turns = [(lambda: write_run(tmp_path / "run"), -9), (lambda: repeat_step(tmp_path / "run"), 0)]
-    word, lines, _ = outcome(clock, tmp_path, *turns, signals=[(1.0, signal.SIGKILL)])
+    word, lines, _ = outcome(clock, tmp_path, *turns, signals=[clock.Sent(signal.SIGKILL, 0, 60.0)])
     assert (word, lines) == ("broken", ["step 2 is recorded 2 times"])
 
 

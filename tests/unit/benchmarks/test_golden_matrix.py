@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -115,12 +117,18 @@ def test_commands_run_by_the_package_of_their_tree_one_after_the_other(matrix, t
     (tmp_path / "dapo/__init__.py").touch()
     (tmp_path / "dapo/__main__.py").write_text(PROGRAM)
     output = tmp_path / "output.txt"
+
+    def stop(process):
+        while output.read_text().count("hang") < 2:
+            time.sleep(0.01)
+        os.kill(process, signal.SIGTERM)
+
     runner = matrix.Runner(tmp_path, modules=["there_is_no_such_module"])
     try:
         assert [runner.run([str(code), "x"], output) for code in (3, 0)] == [3, 0]
         assert runner.run(["hang"], output, limit=0.5) is None
-        assert runner.run(["hang"], output, sent=(0.5, signal.SIGTERM)) == -signal.SIGTERM
-        assert runner.run(["4"], output, sent=(60.0, signal.SIGTERM)) == 4
+        assert runner.run(["hang"], output, begun=stop) == -signal.SIGTERM
+        assert runner.run(["4"], output) == 4
     finally:
         runner.close()
     assert output.read_text().splitlines() == [f"{tmp_path} {words}" for words in ("3 x", "0 x", "hang", "hang", "4")]

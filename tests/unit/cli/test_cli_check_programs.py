@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -82,3 +83,27 @@ def test_a_judge_that_cannot_tell_right_from_wrong_is_a_doubt(tmp_path: Path, us
     assert any("mixed groups: scores of accuracy differ" in each for each in trial.brief)
     assert not trial.refusals
     assert any("cannot tell them apart" in each for each in trial.doubts) is not useful
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_judge_that_is_not_there_is_refused_without_waiting_for_its_outage(tmp_path: Path, beside: bool) -> None:
+    """Its default outage limit is ten minutes, and a test has five."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    reward = {"kind": "service", "url": f"http://127.0.0.1:{port}", "retries": 100}
+    rewards = [{"kind": "exact"}, reward | {"name": "style"}] if beside else [reward]
+    trial = tried(tmp_path, [{"problem": "1+1", "answer": "2"}], answer="answer", rewards=rewards)
+    (said,) = trial.refusals
+    assert "refused" in said
+    assert str(port) in said
+
+
+def test_a_judge_that_says_nothing_is_a_doubt_without_waiting_for_its_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dapo.cli.check_rewards.SERVICE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and nobody answers
+        reward = {"kind": "service", "url": f"http://127.0.0.1:{silent.getsockname()[1]}", "timeout": 3000}
+        trial = tried(tmp_path, [{"problem": "1+1", "answer": "2"}], answer="answer", rewards=[reward])
+    assert not trial.refusals
+    assert any("gave no answer within 0.3 s" in each for each in trial.doubts)

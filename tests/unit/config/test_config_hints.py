@@ -86,3 +86,15 @@ def test_every_name_that_a_peers_key_gets_is_a_setting() -> None:
 def test_a_dotted_key_of_yaml_is_shown_nested() -> None:
     with pytest.raises(RecipeError, match=r"write `algorithm: \{clip: \{high: \.\.\.\}\}`"):
         recipe_from_dict({"preset": "quickstart", "algorithm.clip.high": 0.3})
+
+
+def test_suggestions_stop_after_ten_unknown_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("dapo.config.problems.unknown_key", lambda key, kind: asked.append(key) or "no such key")
+    given = {"rollout": {f"nothing_{n}": n for n in range(200)}}
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_dict(
+            {"model": {"path": "builtin/signed-sum"}, "data": {"train": [{"task": "signed_sum"}]}, **given}
+        )
+    assert len(asked) == 10
+    assert str(caught.value).count("no such key") >= 200 or "more" in str(caught.value)

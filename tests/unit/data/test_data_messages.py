@@ -121,3 +121,11 @@ def test_a_system_message_hides_no_overlap(tmp_path: Path) -> None:
     held = source(tmp_path / "b.jsonl", LONG.upper())
     made = prepare(Data(train=[train], validation=[held]), WordTokenizer("yes"))
     assert (made.report.train[0].in_validation, len(made.train)) == (1, 1)
+
+
+def test_a_prompt_knows_whether_its_row_held_messages(tmp_path: Path) -> None:
+    """Reward functions of TRL get messages for such rows, and text for others."""
+    asked = [[message("user", "2+2?")], [message("system", "Brief."), message("user", "3+3?")], "4+4?"]
+    made = prepare(Data(train=[source(tmp_path / "a.jsonl", *asked)]), WordTokenizer("yes")).train
+    assert [[one["role"] for one in prompt.messages] for prompt in made] == [["user"], ["system", "user"], []]
+    assert made[0].messages[0]["content"] == "2+2?"

@@ -166,6 +166,22 @@ def refused(prompt, *, base_url, api_key):
     return float(fine)
 
 
+def equal(prompt, *, base_url, api_key):
+    """Asks for the recipe's own sampling in each of its ways."""
+    ways = [
+        {"temperature": 1, "top_p": 0.9, "seed": 4, "n": 1, "logprobs": False, "stop": "END"},
+        {"temperature": 1.0, "stop": ["END"], "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
+    ]
+    return float(all(post(base_url, api_key, [user("w5")], **way)[0] == 200 for way in ways))
+
+
+def other_sampling(prompt, *, base_url, api_key):
+    """Asks for other sampling; returns the share that was answered."""
+    wrong = {"temperature": 0.5, "top_p": 0.5, "seed": 5, "stop": ["x"], "logprobs": True, "n": 2}
+    ask(base_url, api_key, [user("w5 w6")])
+    return sum(post(base_url, api_key, [user("w5")], **{name: value})[0] == 200 for name, value in wrong.items()) / 6
+
+
 def raw(base_url, *pieces):
     """Send bytes over a connection of their own and return what comes back until it closes."""
     where = urlparse(base_url)

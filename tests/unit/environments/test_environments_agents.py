@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -15,6 +16,7 @@ from players import FreshWordSpeech, WordSpeech
 from quick import quick
 
 from dapo.environments.pool import EnvironmentPool
+from dapo.environments.requests import BadRequest, Sampling, read_request
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
 from dapo.loop.sampling.episode import Limits
@@ -41,9 +43,10 @@ print("some words")
 def mailbox():
     pools = []
 
-    def make(agent, *, args=None, timeout=20.0, slots=8, speech=WordSpeech, lag=2, max_turns=8):
+    def make(agent, *, args=None, timeout=20.0, slots=8, speech=WordSpeech, lag=2, max_turns=8, sampling=None):
         what = agent if isinstance(agent, tuple) else f"agents_for_tests:{agent}"
-        pool = EnvironmentPool(Load(None, args or {}, (), "none", timeout, 8, False, agent=what), memory_mib=2048)
+        loaded = Load(None, args or {}, (), "none", timeout, 8, False, agent=what, sampling=sampling)
+        pool = EnvironmentPool(loaded, memory_mib=2048)
         pools.append(pool)
         pool.start()
         engine = NumberEngine(slots)
@@ -148,6 +151,29 @@ def test_a_client_that_hangs_up_and_asks_again_gets_the_turn_that_was_made_for_i
 )
 def test_clients_are_served_or_refused_with_a_reason(mailbox, agent):
     played(mailbox, agent)
+
+
+RECIPE = {"temperature": 1.0, "top_p": 0.9, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "seed": 4, "stop": ["END"]}
+
+
+def test_a_request_may_name_the_sampling_of_the_recipe(mailbox):
+    played(mailbox, "equal", sampling=Sampling(RECIPE))
+
+
+@pytest.mark.parametrize(("ignore", "answered"), [(False, 0.0), (True, 5 / 6)])  # two answers are not one
+def test_other_sampling_is_refused_or_ignored_as_the_recipe_says(mailbox, ignore, answered):
+    (done,) = drain(mailbox("other_sampling", sampling=Sampling(RECIPE, ignore)), requests(1, limit=200)).values()
+    assert done.completion.scores == {"accuracy": answered}
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 5), ("top_k", True), ("logprobs", True), ("min_p", 0.1)])
+def test_a_refusal_names_the_parameter_and_what_is_ignored_is_said_once(name, value, capsys):
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], name: value}).encode()
+    with pytest.raises(BadRequest, match=f"`{name}: "):
+        read_request(body, Sampling(RECIPE))
+    ignoring = Sampling(RECIPE, True)
+    assert read_request(body, ignoring) == read_request(body, ignoring)
+    assert capsys.readouterr().err.count(f"`{name}: ") == 1
 
 
 @pytest.mark.whole

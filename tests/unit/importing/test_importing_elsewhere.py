@@ -117,14 +117,15 @@ def test_the_command_says_it_first_and_splits_the_report(tmp_path: Path, monkeyp
     assert main(["import", "run.sh", "-o", "mine.yaml"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("CAUTION: this recipe needs an environment or tools of yours")
-    assert "settings without a line that change what is computed there, listed at its end: 2" in out
-    assert "settings without a line of memory, speed and logs, listed at its end: 2" in out
+    assert "settings that are not known to `dapo import`, or could not be read: 1: data.frobnicate" in out
+    assert "settings without a line that change what is computed there, listed at its end: 1" in out
     text = Path("mine.yaml").read_text()
-    computed, idle = text.partition("# No line above, and it changes what is computed there:")[2].split(
-        "# No line above; memory, speed and logs only, or without effect:"
-    )
-    assert "data.frobnicate = 3" in computed
+    unknown, computed = text.partition("# Unknown to `dapo import`")[2].split("# Changes what is computed there")
+    assert "data.frobnicate = 3" in unknown
     assert "multi_turn.enable = true: code of an environment or of tools" in computed
+    assert "param_offload" not in text
+    assert main(["import", "run.sh", "-o", "mine.yaml", "--force", "--verbose"]) == 0
+    idle = Path("mine.yaml").read_text().partition("# Memory, speed and logs only, or off here and there:")[2]
     assert "param_offload" in idle
     assert "val_before_train" in idle
 

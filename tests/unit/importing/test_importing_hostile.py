@@ -27,10 +27,10 @@ def test_nothing_is_executed(tmp_path: Path, monkeypatch) -> None:
     assert "is a command" in found["data.b=..."]
     assert "data.c=..." in found
     assert "an argument of the script" in found["data.d=..."]
-    python = "from trl import GRPOConfig\nGRPOConfig(beta=0, seed=__import__('os').system('touch RAN'), **more)"
-    assert {"known only when it runs", "settings that are made when it runs"} <= {
-        reason.removeprefix("could not be read: ") for reason in apart(python, "a.py").values()
-    }
+    python = "from trl import GRPOConfig\nGRPOConfig(beta=0, seed=__import__('os').system('touch RAN'))"
+    assert "could not be read: known only when it runs" in apart(python, "a.py").values()
+    with pytest.raises(RecipeError, match=r"\*\*more could not be read"):
+        import_text(python.replace("'))", "'), **more)"), "a.py")
     with pytest.raises(RecipeError):
         import_text("a: !!python/object/apply:os.system ['touch RAN']", "a.yaml")
     assert not (tmp_path / "RAN").exists()

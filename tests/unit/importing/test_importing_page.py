@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from dapo.importing.convert import import_text
+from dapo.importing.reading import Listed
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "import.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
@@ -25,12 +26,8 @@ def test_the_examples_of_the_page_are_what_comes_out() -> None:
             f"({result.reading.source.form})\n"
             f"    things that mean something else here, listed at its end: {len(result.reading.said)}\n"
         )
-        computed = sum(entry.computed for entry in result.reading.apart)
-        idle = len(result.reading.apart) - computed
-        told += (
-            f"    settings without a line that change what is computed there, listed at its end: {computed}\n"
-            * bool(computed)
-        )
-        told += f"    settings without a line of memory, speed and logs, listed at its end: {idle}\n" * bool(idle)
+        differing = sum(entry.kind is Listed.DIFFERS for entry in result.reading.apart)
+        listed = f"    settings without a line that change what is computed there, listed at its end: {differing}\n"
+        told += listed * bool(differing) + "    look at it with: dapo check mine.yaml"
         assert told in PAGE or result.system == "nemo-rl"
     assert len(BLOCKS) == 9

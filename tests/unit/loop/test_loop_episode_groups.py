@@ -61,12 +61,12 @@ def requests(prefixes=None, greedy=()):
     return made
 
 
-def mailbox(players, slots=5, lag=2, **limits):
+def mailbox(players, slots=5, lag=2, waits=True, **limits):
     engine = NumberEngine(slots)
     engine.load(ticket(3))
     texts = Texts(lambda rows: [Numbers.decode(row.tolist()) for row in rows])
     limits = Limits(**{"max_turns": 4, **limits})
-    episodes = Episodes(players, WordSpeech(), texts, limits, lag=lag, read_scores=("accuracy",))
+    episodes = Episodes(players, WordSpeech(), texts, limits, lag=lag, read_scores=("accuracy",), waits=waits)
     return Rollouts(engine, None, texts, episodes)
 
 
@@ -127,6 +127,8 @@ def test_the_speed_of_environments_and_scores_decides_nothing():
     whole = contents(drain(mailbox(HerePlayers(Counts, compare=rank)), requests()))
     for delay in (1, 7):
         assert contents(drain(mailbox(HerePlayers(Counts, compare=rank, delay=delay)), requests())) == whole
+        by_the_clock = mailbox(HerePlayers(Counts, compare=rank, delay=delay), lag=1000, waits=False)
+        assert contents(drain(by_the_clock, requests())) == whole
 
 
 @pytest.mark.parametrize("lives", [True, False])

@@ -46,14 +46,15 @@ class Mute:
         return {"accuracy": 1.0 if why == "turns" else 0.5}
 
 
-def mailbox(players, slots=3, lag=2, stop=(), read=("accuracy",), speech=WordSpeech, **limits):
+def mailbox(players, slots=3, lag=2, stop=(), read=("accuracy",), speech=WordSpeech, waits=True, **limits):
     engine = NumberEngine(slots)
     engine.load(ticket(3))
     strings = StopStrings(Numbers)
     texts = Texts(
         lambda rows: [Numbers.decode(row.tolist()) for row in rows], first_stop=strings.first if stop else None
     )
-    episodes = Episodes(players, speech(), texts, Limits(**{"max_turns": 6, **limits}), lag=lag, read_scores=read)
+    limits = Limits(**{"max_turns": 6, **limits})
+    episodes = Episodes(players, speech(), texts, limits, lag=lag, read_scores=read, waits=waits)
     return Rollouts(engine, None, texts, episodes)
 
 
@@ -93,6 +94,31 @@ def test_the_speed_of_an_environment_decides_nothing():
     for delay in (1, 3, 50):
         late = drain(mailbox(HerePlayers(echo, delay=delay)), requests())
         assert {n: content(one) for n, one in late.items()} == whole
+
+
+@pytest.mark.parametrize("delay", [0, 1, 7])
+@pytest.mark.parametrize("lag", [0, 3, 1000])
+def test_by_the_wall_clock_a_reply_takes_effect_when_it_is_there(lag, delay):
+    """No engine step is waited for, which an engine without work would never take; and nothing is said otherwise."""
+    whole = {n: content(one) for n, one in drain(mailbox(HerePlayers(echo)), requests()).items()}
+    subject = mailbox(HerePlayers(echo, delay=delay), lag=lag, waits=False)
+    subject.submit(requests(), lambda key: PROMPT)
+    found, looks = {}, 0
+    while len(found) < len(whole):
+        subject.pump(0.0)
+        looks += 1
+        assert looks < 1000, subject.awaited()
+        found |= {one.key.group: content(one) for one in subject.ended("train")}
+    assert found == whole
+    assert subject.under_way("train") == 0
+
+
+def test_an_environment_that_forgets_a_question_is_an_error():
+    players = HerePlayers(echo)
+    ask = players.ask
+    players.ask = lambda question: None if len(question.past) == 1 else ask(question)
+    with pytest.raises(EpisodeError, match="never answered"):
+        drain(mailbox(players), requests())
 
 
 def test_in_lockstep_replies_take_effect_at_their_round_however_long_rounds_take():

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 
 import pytest
-from scripted import ScriptedScorer, make_collector, random_world, ticket
+from scripted import ScriptedEngine, ScriptedScorer, make_collector, random_world, ticket
 
 from dapo.errors import EngineError, RewardError, RunStuck, SamplingStopped
 from dapo.loop.overlap import Overlap
@@ -46,6 +46,32 @@ class LateScorer(ScriptedScorer):
         return found
 
 
+class Server(ScriptedEngine):
+    """Works alone, as a server does: its responses are heard of some looks after they ended."""
+
+    def __init__(self, length, capacity, latency):
+        super().__init__(length, capacity)
+        self.latency, self.looks, self.unheard = latency, 0, []
+
+    def busy_seconds(self):
+        return 0.0
+
+    def poll(self, timeout=None):
+        while True:
+            self.looks += 1
+            self.unheard += [(self.looks + self.latency, event) for event in super().poll(0.0)]
+            heard = [event for at, event in self.unheard if at <= self.looks]
+            self.unheard = [(at, event) for at, event in self.unheard if at > self.looks]
+            if heard or timeout is not None or not (self.unheard or self.active or self.queue):
+                return sorted(heard, key=lambda event: (event.tick, event.key))
+
+    def abort(self, keys=None):
+        named = {event.key for _, event in self.unheard} | self.present if keys is None else set(keys)
+        ended = [event for _, event in self.unheard if event.key in named]
+        self.unheard = [(at, event) for at, event in self.unheard if event.key not in named]
+        return sorted([*ended, *super().abort(named)], key=lambda event: event.key)
+
+
 class Working:
     """A learner's handle that is done after so many looks."""
 
@@ -73,12 +99,15 @@ def drawn_world(number):
     patience = chance.choice([0, 0, 1, 5, 40])
     delays = random.Random(number + 1)
     latency = {}
+    capacity, own_length = chance.randint(1, 24), chance.choice([length, lambda g, i: 3])
+    server = Server(own_length, capacity, chance.randint(0, 9)) if by_clock and chance.random() < 0.3 else None
     collector = make_collector(
-        length=chance.choice([length, lambda g, i: 3]),
+        length=own_length,
         accuracy=accuracy,
+        engine=server,
         prompts=chance.randint(1, 5),
         group=chance.choice([1, 2, 4]) if mode == "off" else chance.choice([2, 4]),
-        capacity=chance.randint(1, 24),
+        capacity=capacity,
         limit=limit,
         lag=chance.choice([0, 1, 5, 16, 100]),
         end=chance.choice([None, None, 7, 30]),

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from fnmatch import fnmatch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from between import between_its_calls
 
@@ -401,3 +403,20 @@ def test_a_run_that_ended_before_its_recipe_was_written_leaves_its_link_to_the_n
     again = RunFolder.create(tmp_path / "runs", "a")
     again.place_checkpoints(str(tmp_path / "disk"))
     assert again.checkpoints.resolve() == (tmp_path / "disk" / "a").resolve()
+
+
+def test_rollout_files_that_are_lost_cut_or_empty_are_found(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.rollouts.mkdir()
+    for step in range(2, 9):  # the first step was not asked for
+        pq.write_table(pa.table({"a": [step] * 100}), folder.rollout_file(step))
+    assert folder.damaged_rollouts(8, every=True) == ([], [])
+    folder.rollout_file(4).unlink()
+    folder.rollout_file(5).write_bytes(b"")
+    whole = folder.rollout_file(6).read_bytes()
+    folder.rollout_file(6).write_bytes(whole[: len(whole) // 2])
+    folder.rollout_file(7).write_bytes(b"PAR1")
+    folder.rollout_file(8).unlink()
+    assert folder.damaged_rollouts(8, every=True) == ([4, 8], [5, 6, 7])
+    assert folder.damaged_rollouts(8, every=False) == ([], [5, 6, 7])
+    assert folder.damaged_rollouts(5, every=True) == ([4], [5])
