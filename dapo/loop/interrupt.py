@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
+from typing import Any
 
 from dapo.errors import Terminated
 from dapo.types.evidence import Signal
@@ -42,8 +43,8 @@ class Interrupt:
             except ValueError:  # not the main thread: the host program handles signals
                 break
         self._stack.enter_context(delivered_until_heard())
-        if _wish.terminated:
-            self._request("SIGTERM")
+        if _wish.by is not None:
+            self._request(_wish.by)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -59,13 +60,16 @@ class Interrupt:
 
     def _request(self, cause: Signal) -> None:
         self.requested = True
-        self._on_first(cause)
+        try:
+            self._on_first(cause)
+        except Exception:  # a word on the screen: no step ends in its middle for it
+            log.warning("%s is heard, and could not be reported", cause, exc_info=True)
 
 
 class _Wish:
-    """Remember that the process was asked to end, while ``outside_of_steps`` goes on."""
+    """Remember which signal asked the process to end, while ``outside_of_steps`` goes on."""
 
-    terminated = False
+    by: Signal | None = None
 
 
 _wish = _Wish()
@@ -84,25 +88,35 @@ def outside_of_steps() -> Iterator[None]:
         log.info("the terminal was closed; the run goes on (`kill %d` stops it after its step)", os.getpid())
 
     def terminated(number: int, frame: FrameType | None) -> None:
-        _wish.terminated = True
+        _wish.by = "SIGTERM"
         signal.signal(number, signal.SIG_DFL)
         raise Terminated
 
-    mine = []
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        _wish.by = "Ctrl-C"
+        raise KeyboardInterrupt
+
+    mine: dict[int, Any] = {}  # the handlers before ours
+    before, _wish.by = _wish.by, None
     try:
-        for number, handler in ((signal.SIGHUP, hung_up), (signal.SIGTERM, terminated)):
-            if signal.getsignal(number) is signal.SIG_DFL:
+        kinds: list[tuple[int, Any, Callable[[int, FrameType | None], None]]] = [
+            (signal.SIGHUP, signal.SIG_DFL, hung_up),
+            (signal.SIGTERM, signal.SIG_DFL, terminated),
+            (signal.SIGINT, signal.default_int_handler, interrupted),
+        ]
+        for number, usual, handler in kinds:
+            if signal.getsignal(number) is usual:
                 signal.signal(number, handler)
-                mine.append(number)
+                mine[number] = usual
     except ValueError:  # not the main thread: the host program handles signals
         pass
     try:
         with delivered_until_heard(terminated if signal.SIGTERM in mine else None):
             yield
     finally:
-        _wish.terminated = False
-        for number in mine:
-            signal.signal(number, signal.SIG_DFL)
+        _wish.by = before
+        for own, usual in mine.items():
+            signal.signal(own, usual)
 
 
 @contextmanager

@@ -6,13 +6,16 @@ time limits of verifiers, environments, engines and ranks.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from dapo.metrics.phases import Phases
 from dapo.types.evidence import Awaited, Stillness
+
+log = logging.getLogger(__name__)
 
 LONG = 60.0
 """Seconds without an event after which a run is reported as still."""
@@ -65,6 +68,9 @@ class StillnessWatch:
         """Look at nothing in this context: the caller of the run has the word."""
         with self._lock:
             self._resting = True
+            if self._reported:
+                self._reported = False
+                self._report(None)
         try:
             yield
         finally:
@@ -91,5 +97,9 @@ class StillnessWatch:
 
     def _run(self) -> None:
         while not self._ended.wait(EVERY):
-            with suppress(RuntimeError):  # what is counted changed while it was: the next look comes soon
+            try:
                 self.look()
+            except RuntimeError:  # what is counted changed while it was: the next look comes soon
+                pass
+            except Exception:  # a stream that was closed, an engine of the user's: a run needs no watch
+                log.debug("a look at whether anything happens failed", exc_info=True)

@@ -107,7 +107,8 @@ class SyncCheck:
         if self._tolerance is not None or not isinstance(self._learner, KnowsRounding):
             return 0.0
         rounding = self._learner.rounding(rows)
-        return 0.0 if rounding is None or not rounding.size else min(EXPLAINED, RATIO * float(rounding.mean()))
+        mean = math.nan if rounding is None or not rounding.size else float(rounding.mean())
+        return min(EXPLAINED, RATIO * mean) if math.isfinite(mean) else 0.0
 
     def __call__(self, step: int) -> Metrics:
         """Compare engine and learner, which both have the weights of training step ``step``.

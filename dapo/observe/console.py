@@ -44,6 +44,8 @@ QUIET_STEPS = 10
 HEARTBEAT = 60.0
 """Seconds without a line after which plain mode shows that a batch still fills."""
 
+_WORKING = ("learn", "report", "save")
+"""Phases in which the driver waits for nothing that it asked for while sampling."""
 _LOG_WIDTH = 100
 
 
@@ -190,11 +192,11 @@ class Console:
     def stillness(self, stillness: Stillness | None, line: str) -> None:
         """Show ``line`` on a run in which nothing happens, again at each doubling of the time; None: it goes on.
 
-        A learner that works says nothing for minutes, which is no news.
+        A learner, a callback of the user's and a checkpoint may work for minutes without a word, which is no news.
         """
         if stillness is None:
             self._still_told = 0.0
-        elif stillness.phase != "learn" and stillness.seconds >= 2 * self._still_told:
+        elif stillness.phase not in _WORKING and stillness.seconds >= 2 * self._still_told:
             self._still_told = stillness.seconds
             self.warn(line)
 

@@ -98,7 +98,7 @@ def awaited_said(awaited: Awaited) -> str:
     if awaited.scores:
         owed.append(f"verifiers owe {counted(awaited.scores, 'score')}")
     if awaited.scored and awaited.effect_at is None:
-        owed.append(f"{counted(awaited.scored, 'score')} that arrived wait for the others of their groups")
+        owed.append(f"{counted(awaited.scored, 'score')} that arrived have not taken effect")
     elif awaited.scored:
         scores = f"{counted(awaited.scored, 'score')} that arrived take effect from engine step {awaited.effect_at}"
         owed.append(f"{scores} on; the engine is at {awaited.clock}")

@@ -377,7 +377,8 @@ def cause_of(shares: Shares) -> Cause:
     alike = shares.all_wrong + shares.all_correct
     if alike > 0.5 and (by_verdict[commonest] < 0.5 or min(shares.all_wrong, shares.all_correct) >= BOTH):
         return Cause.FEW_BETWEEN
-    if commonest is Cause.TOO_FEW_SCORED and shares.truncated > 0.5 and not shares.truncated_vote:
+    cut_off = shares.truncated > 0.5 or (shares.truncated > 0.0 and not shares.unscored)
+    if commonest is Cause.TOO_FEW_SCORED and cut_off and not shares.truncated_vote:
         return Cause.NO_VOTE
     if commonest is not Cause.TOO_HARD:
         return commonest

@@ -194,7 +194,7 @@ class Scores:
 
     def held(self) -> tuple[int, int | None]:
         """Count the scores that arrived and are not in effect; return the engine step of the first that has one."""
-        return len(self._asked) - self.waiting, self._ended[0][0] if self._ended else None
+        return len(self._asked) - self.waiting, self._ended[0][0] if self._ended and self.waits else None
 
     def _wait_for(self, key: Key) -> None:
         while key not in self._arrived:

@@ -215,7 +215,15 @@ def test_sync_check_accepts_what_the_model_rounds_by_itself_and_no_more():
     healthy = make_check(Uneven(0.4, rounding=0.03))
     assert healthy(0)["train/sync_gap"] == pytest.approx(0.08, rel=1e-3)
     assert make_check(Uneven(0.1, rounding=0.03))(0)["train/sync_accepted"] == 0.05
-    for far, rounding in ((0.46, 0.03), (0.4, 0.02), (0.4, None), (1.6, 0.2), (math.nan, 0.2)):
+    for far, rounding in (
+        (0.4, math.nan),
+        (0.4, math.inf),
+        (0.46, 0.03),
+        (0.4, 0.02),
+        (0.4, None),
+        (1.6, 0.2),
+        (math.nan, 0.2),
+    ):
         with pytest.raises(EngineError, match="sync check after step 0"):
             make_check(Uneven(far, rounding))(0)
     assert make_check(Uneven(1.4, rounding=0.2))(0)["train/sync_accepted"] == 0.3  # as far as it goes

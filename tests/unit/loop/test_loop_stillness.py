@@ -75,6 +75,9 @@ def test_time_that_the_caller_of_a_run_takes_is_no_stillness():
         subject.look(10 * LONG)
     subject.look(LONG - 1)
     assert subject.reports == []
+    subject.look(1.0)
+    with subject.watch.resting():
+        assert subject.reports[1:] == [None]  # what was said does not stay while the caller goes on
 
 
 def test_a_method_that_samples_nothing_has_only_steps():
@@ -111,6 +114,9 @@ def test_what_is_owed_is_counted_while_it_is_owed():
     held = collector.awaited()
     assert held.scores == 2  # of group 0
     assert held.happened > 0
+    collector.rollouts.scorer.slow = set()
+    collector.hold()
+    assert collector.awaited().effect_at is None  # no engine step decides
 
 
 # ---------------------------------------------------------------- a run that cannot go on
@@ -185,14 +191,17 @@ def test_a_second_signal_in_a_destructor_leaves_at_once():
     assert said[:2] == ["SIGTERM", "again"]
 
 
-def test_a_signal_whose_exception_a_library_swallows_is_a_request_before_the_first_step():
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
+def test_a_signal_whose_exception_a_library_swallows_is_a_request_before_the_first_step(number, name):
     with outside_of_steps():
         with suppress(BaseException):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             waits()
         said = []
+        with outside_of_steps():  # of a run within a run
+            pass
         with Interrupt(said.append, lambda: None) as interrupt:
             assert interrupt.requested
-    assert said == ["SIGTERM"]
+    assert said == [name]
     with Interrupt(said.append, lambda: None) as interrupt:
         assert not interrupt.requested  # of a run before, in the same process
