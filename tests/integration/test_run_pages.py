@@ -38,6 +38,7 @@ SESSIONS = [
     "howto_code_rewards",
     "environments",
     "agents",
+    "rewards",
     "howto_thinking",
     "howto_flat_reward",
     "howto_batch",

@@ -255,7 +255,7 @@ def test_two_verifiers_of_which_one_fails(make: Any) -> None:
     scorer = make(Reward(kind="exact"), Reward(name="quality", kind="function", function=OBEY, weight=0.5))
     bad, _ = score_all(scorer, ["fail", "one"], prompt("one"))
     assert bad.reason == (
-        "exception: ValueError: no such answer (raised by verifiers_for_tests:obey, verifiers_for_tests.py line 56) "
+        "exception: ValueError: no such answer (raised by verifiers_for_tests:obey, verifiers_for_tests.py line 68) "
         "(reward 'quality')"
     )
     good = score_all(scorer, ["half"], prompt("half"))[0]

@@ -40,13 +40,12 @@ def test_weights_through_a_folder_are_the_same_bits(tmp_path):
     assert all(torch.equal(back[name], tensor) and back[name].dtype is tensor.dtype for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("engine", ["vllm", "vllm_server"])
-def test_an_engine_whose_package_is_missing_is_refused_with_the_extra(monkeypatch, engine):
+def test_an_engine_whose_package_is_missing_is_refused_with_the_extra(monkeypatch):
     recipe = recipe_from_dict(
         {
             "model": {"path": "builtin/signed-sum"},
             "data": {"train": [{"task": "signed_sum", "size": 8}]},
-            "rollout": {"engine": engine, "server": {"url": "http://localhost:1"}},
+            "rollout": {"engine": "vllm"},
         }
     ).recipe
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
