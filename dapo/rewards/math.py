@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dapo.rewards import symbolic
+from dapo.rewards.amounts import is_list, is_ratio, read_amounts, same_amounts
 from dapo.rewards.latex import (
     Shape,
     as_text,
@@ -59,7 +60,16 @@ def _same(answer: str, gold: str) -> bool:
         return answer == gold
     if canonical(answer) == canonical(gold):
         return True
-    for decide in (_as_numbers, _as_texts, _as_numerals, _as_unions, _as_brackets, _as_equations, _as_matrices):
+    for decide in (
+        _as_numbers,
+        _as_amounts,
+        _as_texts,
+        _as_numerals,
+        _as_unions,
+        _as_brackets,
+        _as_equations,
+        _as_matrices,
+    ):
         verdict = decide(answer, gold)
         if verdict is not None:
             return verdict
@@ -79,6 +89,17 @@ def _as_numbers(answer: str, gold: str) -> bool | None:
         return None
     other = gold if golden is None else answer
     return False if len(other) > 1 and as_text(other) is not None else None  # a word is no number
+
+
+def _as_amounts(answer: str, gold: str) -> bool | None:
+    """Compare several numbers that words join. A ratio may be a fraction: a formula decides."""
+    ours, golden = read_amounts(answer), read_amounts(gold)
+    if ours is None or golden is None:
+        found = golden if ours is None else ours
+        return None if found is None or is_list(found) or is_ratio(found) else None if "=" in answer + gold else False
+    if same_amounts(ours, golden):
+        return True
+    return None if is_list(ours) or is_list(golden) else False
 
 
 def _as_texts(answer: str, gold: str) -> bool | None:
@@ -205,8 +226,7 @@ def _same_in_any_order(ours: Sequence[str], golden: Sequence[str]) -> bool:
     left, right = _without_common(ours, golden)
     numbers = [[number for part in side if (number := read_number(part)) is not None] for side in (left, right)]
     if len(numbers[0]) == len(left) and len(numbers[1]) == len(right):
-        by_size = [sorted(side, key=lambda number: number.place) for side in numbers]
-        return all(map(Number.equals, by_size[0], by_size[1]))
+        return _same_numbers(*numbers)
     if len(left) > _MOST_PAIRS:
         return _same_in_order(left, right)
     for part in left:
@@ -215,6 +235,18 @@ def _same_in_any_order(ours: Sequence[str], golden: Sequence[str]) -> bool:
             return False
         right.remove(found)
     return True
+
+
+def _same_numbers(ours: list[Number], golden: list[Number]) -> bool:
+    """Compare as many numbers in any order; 3 cats and 2 dogs are not 2 cats and 3 dogs."""
+    counted = [{number.counted for number in side} for side in (ours, golden)]
+    if max(map(len, counted)) > 1 and counted[0] != counted[1]:  # one of them left the words out
+        return min(map(len, counted)) == 1 and all(map(Number.equals, ours, golden))
+    by_size = [sorted(side, key=lambda number: (number.counted, number.place)) for side in (ours, golden)]
+    pairs = list(zip(*by_size, strict=True))
+    return all(one.counted == other.counted or len(counted[0]) == 1 for one, other in pairs) and all(
+        one.equals(other) for one, other in pairs
+    )
 
 
 def _without_common(ours: Sequence[str], golden: Sequence[str]) -> tuple[list[str], list[str]]:

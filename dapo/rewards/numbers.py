@@ -91,6 +91,11 @@ class Number:
         return self.value if isinstance(self.value, float) else _middle(self.value)
 
     @property
+    def counted(self) -> str:
+        """Return the words of the unit: what the number counts; "" for none."""
+        return "" if self.unit is None else self.unit.words
+
+    @property
     def vote(self) -> str | None:
         """The value as text, equal for equal fractions; None for others."""
         if not isinstance(self.value, Fraction) or self.percent:
@@ -462,9 +467,21 @@ class _Reader:
 
 
 def _sized(value: Value) -> Value:
-    if isinstance(value, Fraction) and value.numerator.bit_length() + value.denominator.bit_length() > _MOST_BITS:
+    if isinstance(value, Fraction):
+        bits = value.numerator.bit_length() + value.denominator.bit_length()
+    else:
+        bits = max(abs(exponent + length) for _, _, exponent, length in value._mpi_)
+    if bits > _MOST_BITS:
         raise TooLarge
     return value
+
+
+def _exponential(value: Value) -> Any:
+    """Return ``e`` to a power. What has too many digits is not computed: mpmath takes time by their number."""
+    wide = _wide(value)
+    if not -_MOST_BITS < wide.a or not wide.b < _MOST_BITS:
+        raise TooLarge
+    return _intervals().exp(wide)
 
 
 def _add(one: Value, other: Value) -> Value:
@@ -504,7 +521,7 @@ def _raise(base: Value, exponent: Value) -> Value:
         raise NotNumber
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and abs(exponent) <= _MOST_COUNT:
         return _wide(base) ** int(exponent)
-    return _intervals().exp(_logarithm(base) * _wide(exponent))
+    return _exponential(_logarithm(base) * _wide(exponent))
 
 
 def _root(value: Value, index: int) -> Value:
@@ -552,7 +569,7 @@ def _apply(name: str, value: Value, base: Value) -> Value:
         return _divide(_logarithm(value), _logarithm(base))
     made, wide = _intervals(), _wide(value)
     if name == "exp":
-        return made.exp(wide)
+        return _exponential(wide)
     sine, cosine = made.sin(wide), made.cos(wide)
     top, below = {
         "sin": (sine, None),

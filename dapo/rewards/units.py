@@ -74,6 +74,8 @@ _OPERATIONS = (
     "pi",
 )
 _NO_UNITS = frozenset((*_CONDITIONS, *_OPERATIONS))
+NO_WORDS = frozenset("times plus minus over mod choose pi sqrt sin cos tan cot sec csc ln log exp".split())
+"""What is part of a formula, and no word between two numbers."""
 _DIMENSIONS = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu", "per"))
 
 _TAIL = re.compile(
@@ -89,10 +91,12 @@ class Unit:
     Attributes:
         name: the one spelling of a unit that is known; "" for others, which differ from none.
         factor: that the number before it is multiplied by: "3 million".
+        words: all of its words, in one spelling.
     """
 
     name: str = ""
     factor: int = 1
+    words: str = ""
 
     def differs(self, other: Unit) -> bool:
         """Whether two units are known, and two."""
@@ -123,10 +127,16 @@ def read_unit(text: str) -> Unit | None:
     if any(len(word) == 1 and word.isascii() and word.isalpha() and word not in _SINGLE for word in words):
         return None
     names = [_known(word) for word in words if word.lower() not in _DIMENSIONS]
-    return Unit("/".join(name for name in names if name) if all(names) else "", factor)
+    spelt = " ".join(map(spelt_alike, words))
+    return Unit("/".join(name for name in names if name) if all(names) else "", factor, spelt)
 
 
 def _known(word: str) -> str:
     lower = word.lower()
     found = _KNOWN.get(lower) or _KNOWN.get(lower.removesuffix("s"))
     return found or ("" if len(lower) > 1 or lower in "cfk" else lower)
+
+
+def spelt_alike(word: str) -> str:
+    """Return a word in lower case, a unit in its one spelling."""
+    return _known(word) or (word.lower().removesuffix("s") if len(word) > 3 else word.lower())
