@@ -479,7 +479,7 @@ def _sized(value: Value) -> Value:
 def _exponential(value: Value) -> Any:
     """Return ``e`` to a power. What has too many digits is not computed: mpmath takes time by their number."""
     wide = _wide(value)
-    if not -_MOST_BITS < wide.a or not wide.b < _MOST_BITS:
+    if not wide.a > -_MOST_BITS or not wide.b < _MOST_BITS:
         raise TooLarge
     return _intervals().exp(wide)
 

@@ -74,8 +74,8 @@ _OPERATIONS = (
     "pi",
 )
 _NO_UNITS = frozenset((*_CONDITIONS, *_OPERATIONS))
-NO_WORDS = frozenset("times plus minus over mod choose pi sqrt sin cos tan cot sec csc ln log exp".split())
-"""What is part of a formula, and no word between two numbers."""
+_FUNCTIONS = ("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp")
+NO_WORDS = frozenset(("times", "plus", "minus", "over", "mod", "choose", "pi", *_FUNCTIONS))  # parts of a formula
 _DIMENSIONS = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu", "per"))
 
 _TAIL = re.compile(
