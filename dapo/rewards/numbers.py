@@ -168,6 +168,8 @@ _COMMAS = re.compile(r"(?<![\d.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
 _LITERAL = re.compile(rf"[-+ ]*{_DIGITS}(?:[eE][-+]?\d+|\s*\*\s*10\s*\^\s*(?:\{{\s*-?\s*\d+\s*\}}|-?\d+))?")
 _INFINITY = re.compile(r"([-+]?)\s*(?:\\infty|\\infin|infinity|inf|oo)")
 _CURRENCY = re.compile(r"([-+]?)\s*(\$|US\$|\u20ac|\u00a3|\u00a5|\u20b9|\\euro|\\pounds|USD|EUR)\s*(?=[-+.\d\\])")
+_TEMPERATURE = re.compile(r"(\^\\circ|(?<=[\d ])deg(?:ree)?s?) ?([CFK])$")
+_SCALES = {"C": "celsius", "F": "fahrenheit", "K": "kelvin"}
 _FUNCTIONS = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp"))
 _ANGLES = re.compile(r"sin|cos|tan|cot|sec|csc")
 _PLAIN_WORDS = _FUNCTIONS | {"pi", "e", "sqrt"}
@@ -185,6 +187,7 @@ def read_number(text: str) -> Number | None:
     infinite = _INFINITY.fullmatch(text)
     if infinite:
         return Number(float(infinite[1] + "inf"))
+    text = _TEMPERATURE.sub(lambda match: f"{match[1]} {_SCALES[match[2]]}", text)
     unit = None
     currency = _CURRENCY.match(text)
     if currency:

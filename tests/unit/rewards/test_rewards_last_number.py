@@ -142,7 +142,9 @@ def test_equal_numbers_vote_alike() -> None:
     assert vote(read_last_number("0.5")) == vote(read_last_number("1/2")) == "1/2"
 
 
-@pytest.mark.parametrize("piece", ["1,111", ",111", "1/1", "-", "9", "\\frac{", "1e", "$", " 1", "1_", "1 1/", "1 *10^"])
+@pytest.mark.parametrize(
+    "piece", ["1,111", ",111", "1/1", "-", "9", "\\frac{", "1e", "$", " 1", "1_", "1 1/", "1 *10^"]
+)
 def test_its_time_grows_in_proportion_to_the_text(piece: str) -> None:
     """The driver asks it: quadratic time would take minutes here, and meet the test's time limit."""
     read_last_number(piece * (1_000_000 // len(piece)))
