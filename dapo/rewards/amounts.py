@@ -87,7 +87,7 @@ def same_amounts(ours: list[Piece], golden: list[Piece]) -> bool:
 
 
 def is_list(pieces: list[Piece]) -> bool:
-    """Whether commas, "and" or "or" separate amounts, which then may stand in any order."""
+    """Whether commas, "and" or "or" separate amounts, which then may come in any order."""
     return any(piece in _JOINING for piece in pieces)
 
 

@@ -167,7 +167,9 @@ _TOKEN = re.compile(rf"\s*(?:{_NUMBER}|(?P<command>\\[A-Za-z]+)|(?P<word>[A-Za-z
 _COMMAS = re.compile(r"(?<![\d.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
 _LITERAL = re.compile(rf"[-+ ]*{_DIGITS}(?:[eE][-+]?\d+|\s*\*\s*10\s*\^\s*(?:\{{\s*-?\s*\d+\s*\}}|-?\d+))?")
 _INFINITY = re.compile(r"([-+]?)\s*(?:\\infty|\\infin|infinity|inf|oo)")
-_CURRENCY = re.compile(r"([-+]?)\s*(\$|US\$|\u20ac|\u00a3|\u00a5|\u20b9|\\euro|\\pounds|USD|EUR)\s*(?=[-+.\d\\])")
+_CURRENCY = re.compile(
+    r"([-+]?)\s*(\$|US\$|\u20ac|\u00a3|\u00a5|\u20b9|\\euro|\\pounds|USD|EUR|INR|Rs\.?)\s*(?=[-+.\d\\])"
+)
 _TEMPERATURE = re.compile(r"(\^\\circ|(?<=[\d ])deg(?:ree)?s?) ?([CFK])$")
 _SCALES = {"C": "celsius", "F": "fahrenheit", "K": "kelvin"}
 _FUNCTIONS = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp"))

@@ -34,7 +34,7 @@ _SPELLED = {
     "euro": "\u20ac eur \\euro",
     "pound": "\u00a3 \\pounds gbp",
     "yen": "\u00a5",
-    "rupee": "\u20b9",
+    "rupee": "\u20b9 rs inr",
     "degree": "deg",
     "radian": "rad",
 }
