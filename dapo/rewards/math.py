@@ -297,14 +297,13 @@ def _same_in_any_order(ours: Sequence[str], golden: Sequence[str]) -> bool:
 
 def _same_numbers(ours: list[Number], golden: list[Number]) -> bool:
     """Compare as many numbers in any order; 3 cats and 2 dogs are not 2 cats and 3 dogs."""
-    counted = [{number.counted for number in side} for side in (ours, golden)]
-    if max(map(len, counted)) > 1 and counted[0] != counted[1]:  # one of them left the words out
-        return min(map(len, counted)) == 1 and all(map(Number.equals, ours, golden))
-    by_size = [sorted(side, key=lambda number: (number.counted, number.place)) for side in (ours, golden)]
-    pairs = list(zip(*by_size, strict=True))
-    return all(one.counted == other.counted or len(counted[0]) == 1 for one, other in pairs) and all(
-        one.equals(other) for one, other in pairs
-    )
+    if any(len({number.counted for number in side} - {""}) > 1 for side in (ours, golden)):
+        if not all(any(number.counted for number in side) for side in (ours, golden)):
+            return all(map(Number.equals, ours, golden))  # one leaves the words out: the order tells
+        left, right = (sorted(side, key=lambda number: (number.counted, number.place)) for side in (ours, golden))
+        return all(one.counted == other.counted and one.equals(other) for one, other in zip(left, right, strict=True))
+    left, right = (sorted(side, key=lambda number: number.place) for side in (ours, golden))
+    return all(map(Number.equals, left, right))
 
 
 def _without_common(ours: Sequence[str], golden: Sequence[str]) -> tuple[list[str], list[str]]:
