@@ -5,35 +5,86 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from dapo.rewards.marks import unwrap
 from dapo.rewards.text import MAX_ANSWER, read_golds, vote_text
+from dapo.rewards.units import read_unit
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3}){1,20}+(?!,?\d)|\d+)(?:\.\d+)?|\.\d+"
-_SIGN = r"(?<![\w)}\]])[-+\u2212\u2013](?=\S)|(?<![\w)}\]])(?<![\w)}\]]\s)[-\u2212\u2013]\s"
+_BETWEEN = r"(?:,|\{,\}|\\,|\\!,?|_|[\u00a0\u2009\u202f])"  # thousands
+_DIGITS = rf"(?:\d{{1,3}}(?:{_BETWEEN}\d{{3}}){{1,20}}+(?!{_BETWEEN}?\d)|\d+)(?:\.\d+)?|\.\d+"
+_BEFORE = r"(?<![^\W_])(?<![)}\]])"
+_SIGN = rf"{_BEFORE}[-+\u2212\u2013](?=\S)|{_BEFORE}(?<![^\W_]\s)(?<![)}}\]]\s)[-\u2212\u2013]\s"
+_PART = r"(?:\{{\s*(?P<{0}>-?(?:\d+(?:\.\d+)?|\.\d+))\s*\}}|\s*(?P<{0}_digit>\d))"
+_TIMES_TEN = (
+    r"\s*(?:\\times|\\cdot|[\u00d7\u00b7*xX])\s*10\s*\^\s*"
+    r"(?:\{\s*(?P<power>[-\u2212]?\d{1,3})\s*\}|(?P<bare_power>[-\u2212]?\d{1,3})(?!\d))"
+)
 _NUMBER = re.compile(
     rf"(?P<sign>{_SIGN})?(?:\\?[$\u20ac\u00a3\u00a5])?(?:"
-    r"\\[dtc]?frac\{\s*(?P<top>-?\d+)\s*\}\{\s*(?P<below>\d+)\s*\}"
-    rf"|(?P<number>{_DIGITS})(?P<ten>[eE][-+]?\d{{1,3}}(?!\w)|/\d+(?![\d/]))?)"
+    r"\d+(?:/\d+){1,20}/(?P<date>\d+)"
+    r"|(?:(?P<whole>\d++)(?:[ ]?(?=\\[dtc]?frac)|[ ](?=\d+/\d)))?"
+    rf"(?:\\[dtc]?frac{_PART.format('top')}{_PART.format('below')}"
+    rf"|(?P<number>{_DIGITS})(?:[eE](?P<ten>[-+]?\d{{1,3}})(?!\w)|/(?P<over>\d+)(?![\d/])|{_TIMES_TEN})?))"
 )
+_BOXED = re.compile(r"\\boxed\{(.*)\}")
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}")
+_UNIT = re.compile(r"(?:\^\s*\{?\\circ\}?|\u00b0|\\?%)?[^\d+=<>*\\-]*(?:\^\{?\d\}?)?")
 
 
 def read_last_number(text: str) -> Fraction | None:
     r"""Return the last number of a text, exactly; None when there is none. Time grows in proportion to the text.
 
-    Commas between thousands, a currency sign, a sign, ``3e8``, ``1/2`` and ``\frac{1}{2}`` belong to a number. A minus
-    right after a digit or a letter, or with blanks on both sides, is an operator.
+    What separates thousands, a currency sign, a sign, ``3e8``, ``6.02×10^23``, ``1/2``, ``3 1/2`` and ``\frac{1}{2}``
+    belong to a number. A minus right after a digit or a letter, or with blanks on both sides, is an operator. A date
+    (``2024/05/17``) is no fraction.
     """
     last = None
     for last in _NUMBER.finditer(text):  # noqa: B007
         pass
-    if last is None or len(last[0]) > MAX_ANSWER:
+    return None if last is None else _value(last)
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    if len(found[0]) > MAX_ANSWER:
         return None
-    sign = -1 if last["sign"] and last["sign"][0] != "+" else 1
-    if last["top"] is not None:
-        return sign * Fraction(int(last["top"]), int(last["below"])) if int(last["below"]) else None
-    value, after = Fraction(last["number"].replace(",", "")), last["ten"] or ""
-    if after.startswith("/"):
-        return sign * value / int(after[1:]) if int(after[1:]) else None
-    return sign * value * Fraction(10) ** int(after[1:] or 0)
+    if found["date"]:
+        return Fraction(found["date"])
+    sign = -1 if found["sign"] and found["sign"][0] != "+" else 1
+    part = _part(found)
+    if part is None or found["whole"] is None:
+        return None if part is None else sign * part
+    return sign * (int(found["whole"]) + part) if 0 < part < 1 else part
+
+
+def _part(found: re.Match[str]) -> Fraction | None:
+    """Return a number's value without its sign and the whole of a mixed number; None for a division by zero."""
+    if found["number"] is None:
+        top, below = (Fraction(found[name] or found[f"{name}_digit"]) for name in ("top", "below"))
+        return top / below if below else None
+    value = Fraction(re.sub(_BETWEEN, "", found["number"]))
+    if found["over"]:
+        return value / int(found["over"]) if int(found["over"]) else None
+    ten = found["ten"] or found["power"] or found["bare_power"] or "0"
+    return value * Fraction(10) ** int(ten.replace("\u2212", "-"))
+
+
+def read_gold(gold: str) -> Fraction | None:
+    """Return the one number that a gold answer is, perhaps after ``####`` and with one unit; None for anything else."""
+    text = unwrap(gold.rpartition("####")[2])
+    boxed = _BOXED.fullmatch(text)
+    text = text if boxed is None else unwrap(boxed[1])
+    found = _NUMBER.match(text)
+    if found is None or found["date"]:
+        return None
+    after = _TEXT.sub(r" \1 ", text[found.end() :])
+    return _value(found) if not after or _is_unit(after) else None
+
+
+def _is_unit(text: str) -> bool:
+    if not _UNIT.fullmatch(text):
+        return False
+    words = re.sub(r"\\circ|[%\\]", "", text)
+    unit = read_unit(words)
+    return not words.strip("^{} \u00b0") or (unit is not None and unit.factor == 1)
 
 
 def judge(found: Fraction | None, gold: str, tolerance: float) -> float:
@@ -41,15 +92,18 @@ def judge(found: Fraction | None, gold: str, tolerance: float) -> float:
 
     Args:
         found: of the response; None: it has none.
-        gold: the gold answer, of which the last number counts.
+        gold: the gold answer (``read_gold``), or a list of them.
         tolerance: largest difference, relative to the gold answer.
 
     Raises:
-        ValueError: the gold answer has no number.
+        ValueError: the gold answer is not one number.
     """
-    golds = [read_last_number(one) for one in read_golds(gold)]
+    golds = [read_gold(one) for one in read_golds(gold)]
     if None in golds or not golds:
-        raise ValueError(f"the gold answer {gold[:80]!r} has no number, which reward kind `last_number` needs")
+        raise ValueError(
+            f"the gold answer {gold[:80]!r} has no number, or not one number alone (a whole number, a decimal, a "
+            "fraction, a mixed number), which reward kind `last_number` needs; kind `math` compares formulas"
+        )
     if found is None:
         return 0.0
     return float(any(abs(found - one) <= Fraction(tolerance) * abs(one) for one in golds if one is not None))

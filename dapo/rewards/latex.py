@@ -16,7 +16,7 @@ _SIGNS = str.maketrans(
     | dict.fromkeys("\u00b7\u22c5\u2219\u2022", r"\cdot ")
     | {"\u00f7": "/", "\u2044": "/", "\u221a": r"\sqrt ", "\u221e": r"\infty ", "\u03c0": r"\pi ", "\u03b8": r"\theta "}
     | {"\u00b0": r"^\circ ", "\u2205": r"\emptyset ", "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne "}
-    | {"\u00b1": r"\pm ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in "}
+    | {"\u2248": r"\approx ", "\u00b1": r"\pm ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in "}
     | {"\u27e8": r"\langle ", "\u27e9": r"\rangle "}
 )
 _RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b"
@@ -53,8 +53,12 @@ _SPELLINGS = [
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", "*"),  # 6.022 x 10^23
         (r"(?<=\d),(?=\s*,)", ""),
         (r"\s+", " "),
+        (r"^ ?(?i:the )?(?i:final )?(?i:answer is):? (?=\S)", ""),
+        (r"^ ?(?:[A-Za-z] ?)?\\approx(?![A-Za-z])", ""),
+        (r"^( ?-?\d+\.\d*)\((\d+)\)$", r"\1\\overline{\2}"),  # 0.(3)
     )
 ]
+_BLANK_THOUSANDS = re.compile(r"[-+$ ]*\d{1,3}(?: \d{3}){1,6}(?![\d,/]| [\d\\])")
 _OPENING = {"(": "(", "[": "[", r"\{": "{", r"\langle": "<"}
 _CLOSING = {")": ")", "]": "]", r"\}": "}", r"\rangle": ">"}
 _PIECE = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
@@ -71,6 +75,9 @@ def plain(answer: str) -> str:
     answer = _TEXT.sub(r" \1 ", answer)
     for pattern, put in _SPELLINGS:
         answer = pattern.sub(put, answer)
+    blanks = _BLANK_THOUSANDS.match(answer)
+    if blanks:
+        answer = blanks[0].replace(" ", "") + answer[blanks.end() :]
     return answer.rstrip(" .,;").lstrip(",; ")
 
 
@@ -96,8 +103,12 @@ def depth(text: str) -> int:
 
 
 def canonical(text: str) -> str:
-    """Return a text in ``plain`` spelling without white space, except between two digits: "1 2" is not 12."""
-    return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\{\s*(\w)\s*\}", r"{\1}", text)).replace("{,}", ",")
+    """Return a text in ``plain`` spelling without white space, except between two digits: "1 2" is not 12.
+
+    The sign of a product of two letters goes too.
+    """
+    bare = re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\{\s*(\w)\s*\}", r"{\1}", text)).replace("{,}", ",")
+    return re.sub(r"(?<=[A-Za-z])\*(?=[A-Za-z])", "", bare)
 
 
 # ---------------------------------------------------------------------- words
@@ -195,11 +206,27 @@ def _bracketed(text: str) -> Shape | None:
 
 
 _RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>")
+_BOTH = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
 _VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?")
 
 
 def read_interval(text: str) -> tuple[str, Shape] | None:
-    r"""Return the variable and the interval of an inequality such as ``1 < x \le 2`` or ``x > 3``; None for others."""
+    r"""Return the variable and the interval of ``1 < x \le 2``, ``x > 3`` or ``x > 1 and x < 2``; None for others."""
+    both = [read_inequality(part) for part in _BOTH.split(text, maxsplit=2)]
+    if len(both) != 2:
+        return both[0] if len(both) == 1 else None
+    if both[0] is None or both[1] is None or both[0][0] != both[1][0]:
+        return None
+    (low, _), (_, high) = ends = both[0][1].parts, both[1][1].parts
+    kinds = both[0][1].kind[0] + both[1][1].kind[1]
+    if low == r"-\infty":
+        (_, high), (low, _), kinds = *ends, both[1][1].kind[0] + both[0][1].kind[1]
+    one_each = {part for pair in ends for part in pair} >= {r"-\infty", r"\infty"}
+    return (both[0][0], Shape(kinds, (low, high))) if one_each else None
+
+
+def read_inequality(text: str) -> tuple[str, Shape] | None:
+    """Return the variable and the interval of one inequality, with one or two signs."""
     sides, signs = [side.strip() for side in _RELATION.split(text)], _RELATION.findall(text)
     if not 1 <= len(signs) <= 2 or not all(sides) or "=" in text:
         return None

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dapo.rewards import symbolic
+from dapo.rewards.amounts import is_list, is_ratio, read_amounts, same_amounts
 from dapo.rewards.latex import (
     Shape,
     as_text,
@@ -30,10 +31,17 @@ from dapo.rewards.units import split_unit
 
 _BASE = re.compile(r"\(?(\w+)\)?_\{?(\d+)\}?")
 _NAMED = re.compile(
-    r"(\\?[A-Za-z]+(?:_\{?\w+\}?|')?(?:\([a-z](?:, ?[a-z])*\))?|\([A-Za-z](?:, ?[A-Za-z])+\))\s*"
+    r"(\\?[A-Za-z]+(?:_\{?\w+\}?|')?(?:\^\{?-1\}?)?(?:\([a-z](?:, ?[a-z])*\))?|\([A-Za-z](?:, ?[A-Za-z])+\)"
+    r"|[a-wA-W]'?\(-?\d+(?:, ?-?\d+)*\)|(?:P|Pr|E|Var)(?:\([^()=]{1,40}\)|\[[^\[\]=]{1,40}\])"
+    r"|m?\s?\\angle ?\{?[A-Z]{1,3}\}?|\\(?:overline|vec|overrightarrow|widehat) ?\{[A-Z]{1,3}\}"
+    r"|\\frac\{d\w?\}\{d\w\})\s*"
     r"(?:=|\\in(?![A-Za-z]))\s*"
 )
 _NORMAL_FORM = re.compile(r"(?=[^=]*[-+^])(?=[^=]*(?<![\\A-Za-z])[A-Za-z])[^=]*=\s*0\s*")
+_CHOICE = re.compile(r"(?:\((?P<letter>[A-J])\)|(?P<bare>[A-J])[).:]) +(?P<value>\S.*)")
+_AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
+_RELATION = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
+_POINT = re.compile(r"(\([A-Za-z](?:, ?[A-Za-z])+\)) ?= ?\(")
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])")
 _SEVERAL_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![A-Za-z])")
 _DEEPEST = 40  # brackets within each other, above which only equal texts are equal
@@ -59,10 +67,22 @@ def _same(answer: str, gold: str) -> bool:
         return answer == gold
     if canonical(answer) == canonical(gold):
         return True
-    for decide in (_as_numbers, _as_texts, _as_numerals, _as_unions, _as_brackets, _as_equations, _as_matrices):
+    for decide in (
+        _as_numbers,
+        _as_amounts,
+        _as_choices,
+        _as_texts,
+        _as_numerals,
+        _as_unions,
+        _as_brackets,
+        _as_equations,
+        _as_matrices,
+    ):
         verdict = decide(answer, gold)
         if verdict is not None:
             return verdict
+    if any(number is not None and isinstance(number.value, float) for number in map(read_number, (answer, gold))):
+        return False  # infinity; sympy takes infinity - 1 for it
     if words_within(answer) != words_within(gold):  # math-verify reads words as products of letters
         return False
     return symbolic.same_form(answer, gold)
@@ -81,14 +101,47 @@ def _as_numbers(answer: str, gold: str) -> bool | None:
     return False if len(other) > 1 and as_text(other) is not None else None  # a word is no number
 
 
+def _as_amounts(answer: str, gold: str) -> bool | None:
+    """Compare several numbers that words join. A ratio may be a fraction: a formula decides."""
+    ours, golden = read_amounts(answer), read_amounts(gold)
+    if ours is None or golden is None:
+        found = golden if ours is None else ours
+        return None if found is None or is_list(found) or is_ratio(found) else None if "=" in answer + gold else False
+    if same_amounts(ours, golden):
+        return True
+    return None if is_list(ours) or is_list(golden) else False
+
+
 def _as_texts(answer: str, gold: str) -> bool | None:
     """Compare with a gold answer that is text. A single letter may be a variable."""
     golden, ours = as_text(gold), as_text(answer)
+    if _is_listing(gold) and _is_listing(answer):
+        return None
     if golden is None:
         return None
     if ours is None and len(golden) == 1:
         return None
     return ours == golden
+
+
+def _is_listing(text: str) -> bool:
+    """Return whether a text names several things that may come in any order."""
+    return (_AND.search(text) is not None or ", " in text) and _OR.search(text) is None
+
+
+def _as_choices(answer: str, gold: str) -> bool | None:
+    """Compare the letters of choices, of which one may name its value too: "(A) 5" is A."""
+    ours, golden = _CHOICE.fullmatch(answer), _CHOICE.fullmatch(gold)
+    if ours is None and golden is None:
+        return None
+    letters = [
+        text.strip("() .") if match is None else match["letter"] or match["bare"]
+        for text, match in ((answer, ours), (gold, golden))
+    ]
+    if max(map(len, letters)) > 1:
+        return None
+    same_value = ours is None or golden is None or _same(ours["value"], golden["value"])
+    return letters[0] == letters[1] and same_value
 
 
 def _as_numerals(answer: str, gold: str) -> bool | None:
@@ -106,6 +159,7 @@ def _as_numerals(answer: str, gold: str) -> bool | None:
 
 def _as_unions(answer: str, gold: str) -> bool | None:
     """Compare unions part by part, in any order. Other spellings of a set are left to math-verify."""
+    answer, gold = (_NAMED.sub("", text, count=1) if _NAMED.match(text) else text for text in (answer, gold))
     if not _SEVERAL_SETS.search(answer) and not _SEVERAL_SETS.search(gold):
         return None
     ours, golden = _joined(answer), _joined(gold)
@@ -118,15 +172,31 @@ def _joined(text: str) -> list[str]:
 
 
 def _as_brackets(answer: str, gold: str) -> bool | None:
+    if not _same_variable(answer, gold):
+        return False
     ours, golden = _shape_of(answer), _shape_of(gold)
     if ours is None or golden is None:
         return None if ours is golden else _single_in_brackets(answer, gold, ours, golden)
     kinds = {ours.kind, golden.kind}
     if kinds == {""} or "{}" in kinds:
         return _as_sets(answer, gold, ours, golden)
+    if kinds == {"", "()"} and max(len(_names(ours)), len(_names(golden))) > 1:
+        ours, golden = _by_name(answer, ours), _by_name(gold, golden)
+        if ours.kind == golden.kind:
+            return _as_sets(answer, gold, ours, golden)
     if kinds == {"", "()"}:  # the solutions 1, 2 for the point (1, 2), in its order
         return not (ours.said or golden.said) and _same_in_order(ours.parts, golden.parts)
     return len(kinds) == 1 and _same_in_order(ours.parts, golden.parts)
+
+
+def _same_variable(answer: str, gold: str) -> bool:
+    """Return whether two conditions can be one: of one variable, and not "or" for "and"."""
+    intervals = read_interval(answer), read_interval(gold)
+    if intervals[0] is not None and intervals[1] is not None:
+        return intervals[0][0] == intervals[1][0]
+    joined = [(_AND.search(text) is None, _OR.search(text) is None) for text in (answer, gold)]
+    both = _RELATION.search(answer) is not None and _RELATION.search(gold) is not None
+    return not (both and joined[0] != joined[1] and all(map(any, joined)) and not any(map(all, joined)))
 
 
 def _as_sets(answer: str, gold: str, ours: Shape, golden: Shape) -> bool:
@@ -168,6 +238,15 @@ def _shape_of(text: str) -> Shape | None:
     return None
 
 
+def _by_name(text: str, shape: Shape) -> Shape:
+    """Return the point of ``(x, y) = (1, 2)`` as the list ``x = 1, y = 2``; other shapes as they are."""
+    point = _POINT.match(text)
+    names = [] if point is None else re.findall("[A-Za-z]", point[1])
+    if len(names) != len(shape.parts):
+        return shape
+    return Shape("", tuple(map("{}={}".format, names, shape.parts)))
+
+
 def _names(shape: Shape) -> set[str]:
     """Return the variables whose values a list gives."""
     return {named[1] for part in shape.parts if (named := _NAMED.match(part))}
@@ -205,8 +284,7 @@ def _same_in_any_order(ours: Sequence[str], golden: Sequence[str]) -> bool:
     left, right = _without_common(ours, golden)
     numbers = [[number for part in side if (number := read_number(part)) is not None] for side in (left, right)]
     if len(numbers[0]) == len(left) and len(numbers[1]) == len(right):
-        by_size = [sorted(side, key=lambda number: number.place) for side in numbers]
-        return all(map(Number.equals, by_size[0], by_size[1]))
+        return _same_numbers(*numbers)
     if len(left) > _MOST_PAIRS:
         return _same_in_order(left, right)
     for part in left:
@@ -215,6 +293,17 @@ def _same_in_any_order(ours: Sequence[str], golden: Sequence[str]) -> bool:
             return False
         right.remove(found)
     return True
+
+
+def _same_numbers(ours: list[Number], golden: list[Number]) -> bool:
+    """Compare as many numbers in any order; 3 cats and 2 dogs are not 2 cats and 3 dogs."""
+    if any(len({number.counted for number in side} - {""}) > 1 for side in (ours, golden)):
+        if not all(any(number.counted for number in side) for side in (ours, golden)):
+            return all(map(Number.equals, ours, golden))  # one leaves the words out: the order tells
+        left, right = (sorted(side, key=lambda number: (number.counted, number.place)) for side in (ours, golden))
+        return all(one.counted == other.counted and one.equals(other) for one, other in zip(left, right, strict=True))
+    left, right = (sorted(side, key=lambda number: number.place) for side in (ours, golden))
+    return all(map(Number.equals, left, right))
 
 
 def _without_common(ours: Sequence[str], golden: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -91,6 +91,11 @@ class Number:
         return self.value if isinstance(self.value, float) else _middle(self.value)
 
     @property
+    def counted(self) -> str:
+        """Return the words of the unit: what the number counts; "" for none."""
+        return "" if self.unit is None else self.unit.words
+
+    @property
     def vote(self) -> str | None:
         """The value as text, equal for equal fractions; None for others."""
         if not isinstance(self.value, Fraction) or self.percent:
@@ -162,7 +167,11 @@ _TOKEN = re.compile(rf"\s*(?:{_NUMBER}|(?P<command>\\[A-Za-z]+)|(?P<word>[A-Za-z
 _COMMAS = re.compile(r"(?<![\d.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
 _LITERAL = re.compile(rf"[-+ ]*{_DIGITS}(?:[eE][-+]?\d+|\s*\*\s*10\s*\^\s*(?:\{{\s*-?\s*\d+\s*\}}|-?\d+))?")
 _INFINITY = re.compile(r"([-+]?)\s*(?:\\infty|\\infin|infinity|inf|oo)")
-_CURRENCY = re.compile(r"([-+]?)\s*(\$|US\$|\u20ac|\u00a3|\u00a5|\u20b9|\\euro|\\pounds|USD|EUR)\s*(?=[-+.\d\\])")
+_CURRENCY = re.compile(
+    r"([-+]?)\s*(\$|US\$|\u20ac|\u00a3|\u00a5|\u20b9|\\euro|\\pounds|USD|EUR|INR|Rs\.?)\s*(?=[-+.\d\\])"
+)
+_TEMPERATURE = re.compile(r"(\^\\circ|(?<=[\d ])deg(?:ree)?s?) ?([CFK])$")
+_SCALES = {"C": "celsius", "F": "fahrenheit", "K": "kelvin"}
 _FUNCTIONS = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp"))
 _ANGLES = re.compile(r"sin|cos|tan|cot|sec|csc")
 _PLAIN_WORDS = _FUNCTIONS | {"pi", "e", "sqrt"}
@@ -180,6 +189,7 @@ def read_number(text: str) -> Number | None:
     infinite = _INFINITY.fullmatch(text)
     if infinite:
         return Number(float(infinite[1] + "inf"))
+    text = _TEMPERATURE.sub(lambda match: f"{match[1]} {_SCALES[match[2]]}", text)
     unit = None
     currency = _CURRENCY.match(text)
     if currency:
@@ -462,9 +472,21 @@ class _Reader:
 
 
 def _sized(value: Value) -> Value:
-    if isinstance(value, Fraction) and value.numerator.bit_length() + value.denominator.bit_length() > _MOST_BITS:
+    if isinstance(value, Fraction):
+        bits = value.numerator.bit_length() + value.denominator.bit_length()
+    else:
+        bits = max(abs(exponent + length) for _, _, exponent, length in value._mpi_)
+    if bits > _MOST_BITS:
         raise TooLarge
     return value
+
+
+def _exponential(value: Value) -> Any:
+    """Return ``e`` to a power. What has too many digits is not computed: mpmath takes time by their number."""
+    wide = _wide(value)
+    if not wide.a > -_MOST_BITS or not wide.b < _MOST_BITS:
+        raise TooLarge
+    return _intervals().exp(wide)
 
 
 def _add(one: Value, other: Value) -> Value:
@@ -504,7 +526,7 @@ def _raise(base: Value, exponent: Value) -> Value:
         raise NotNumber
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and abs(exponent) <= _MOST_COUNT:
         return _wide(base) ** int(exponent)
-    return _intervals().exp(_logarithm(base) * _wide(exponent))
+    return _exponential(_logarithm(base) * _wide(exponent))
 
 
 def _root(value: Value, index: int) -> Value:
@@ -552,7 +574,7 @@ def _apply(name: str, value: Value, base: Value) -> Value:
         return _divide(_logarithm(value), _logarithm(base))
     made, wide = _intervals(), _wide(value)
     if name == "exp":
-        return made.exp(wide)
+        return _exponential(wide)
     sine, cosine = made.sin(wide), made.cos(wide)
     top, below = {
         "sin": (sine, None),

@@ -22,16 +22,19 @@ _POINTS = (  # of the symbols, in the order of their names; as fractions
     ("-7/23", "31/19", "-29/41", "13/3", "-47/37", "2/17", "-53/31", "59/43"),
 )
 _WHOLE_POINTS = (("3", "5", "2", "7", "4", "9", "6", "8"), ("4", "7", "3", "2", "6", "5", "9", "11"))
-_DIGITS = 30
+_DIGITS = 60
 
 
 def same_form(answer: str, gold: str) -> bool:
     """Whether two formulas in ``plain`` spelling are the same. May run without end on hostile input."""
+    from mpmath import workdps
+
     try:
         golden, ours = _parse(gold), _parse(answer)
         if not golden or not ours:
             return False
-        found = _same_values(ours[0], golden[0])
+        with workdps(_DIGITS):  # values would be rounded to 15 digits
+            found = _same_values(ours[0], golden[0])
         return _verified(ours, golden) if found is None else found
     except RecursionError:
         return False
@@ -71,7 +74,7 @@ def _same_values(ours: Any, golden: Any) -> bool | None:
     if len(names) > len(_POINTS[0]):
         return None
     imaginary = ours.has(I) or golden.has(I)
-    tolerance = 1e-9 if ours.has(Float) or golden.has(Float) else 1e-20
+    tolerance = 1e-9 if ours.has(Float) or golden.has(Float) else 10 ** -(_DIGITS - 15)
     zero = ours.is_zero is True or golden.is_zero is True
     for points in (_POINTS, _WHOLE_POINTS):
         seen = 0
@@ -84,7 +87,7 @@ def _same_values(ours: Any, golden: Any) -> bool | None:
             if not imaginary and not any(real):
                 continue
             seen += 1
-            near = tolerance * max(abs(left), abs(right)) + (1e-40 if zero else 0)
+            near = tolerance * max(abs(left), abs(right)) + (10.0 ** (10 - _DIGITS) if zero else 0)
             if (not imaginary and not all(real)) or abs(left - right) > near:
                 return False
         if seen >= (2 if names else 1):
@@ -105,7 +108,7 @@ def _value(one: Any, point: dict[str, str]) -> Any:
 
     try:
         found = one.evalf(_DIGITS, subs={symbol: Rational(point[symbol.name]) for symbol in one.free_symbols})
-        value = found._to_mpmath(110)
+        value = found._to_mpmath(4 * _DIGITS)
     except Exception:  # sympy raises whatever it meets
         return None
     import mpmath

@@ -45,6 +45,22 @@ from dapo.rewards.last_number import judge, read_last_number, vote
         ("**42**", "42"),
         ("2019-2020", "2020"),
         ("0042", "42"),
+        (r"\frac34", "3/4"),
+        (r"\dfrac{3.5}{2}", "7/4"),
+        (r"3\frac12", "7/2"),
+        ("-3 1/2", "-7/2"),
+        ("3 7/2", "7/2"),
+        ("1{,}234", "1234"),
+        (r"1\,234", "1234"),
+        ("1\u202f234\u202f567", "1234567"),
+        ("1_000", "1000"),
+        ("6.02×10^23", "602000000000000000000000"),
+        (r"6.02 \times 10^{23}", "602000000000000000000000"),
+        ("5 x 10^-3", "1/200"),
+        ("_-5_", "-5"),
+        ("2024/05/17", "17"),
+        ("2024-05-17", "17"),
+        (r"\frac{1}{0}", None),
         ("no number", None),
         ("", None),
         ("1/0", None),
@@ -68,11 +84,67 @@ def test_equal_unless_a_tolerance_is_given() -> None:
         judge(Fraction(1), "yes", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("gold", "number"),
+    [
+        ("72", "72"),
+        ("7,200", "7200"),
+        ("8.0", "8"),
+        ("-5", "-5"),
+        ("$18", "18"),
+        ("$18$", "18"),
+        (r"\boxed{18}", "18"),
+        ("He has 3 and 4.\n#### 7", "7"),
+        ("18 eggs", "18"),
+        (r"18\text{ cm}^2", "18"),
+        ("50%", "50"),
+        (r"90^\circ", "90"),
+        ("3 1/2", "7/2"),
+        (r"\frac34", "3/4"),
+        ("1{,}234", "1234"),
+        ("100/3", "100/3"),
+        (r"6.02\times10^{23}", "602000000000000000000000"),
+    ],
+)
+def test_a_gold_answer_is_one_number(gold: str, number: str) -> None:
+    assert judge(Fraction(number), gold, 0.0) == 1.0
+    assert judge(Fraction(number) + 1, gold, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        r"\frac{\pi}{2}",
+        r"3\sqrt{2}",
+        "2^{10}",
+        "x+1",
+        "x = 5",
+        "5x",
+        "5 or 6",
+        "18 eggs of 20",
+        "2, 3",
+        "(1, 2)",
+        "10:30",
+        "2024/05/17",
+        "5 million",
+        "3 + 4",
+        "the 3 of them",
+        "1/0",
+        "",
+    ],
+)
+def test_a_gold_answer_that_is_not_one_number_is_refused(gold: str) -> None:
+    with pytest.raises(ValueError, match="one number alone"):
+        judge(Fraction(2), gold, 0.0)
+
+
 def test_equal_numbers_vote_alike() -> None:
     assert vote(read_last_number("0.5")) == vote(read_last_number("1/2")) == "1/2"
 
 
-@pytest.mark.parametrize("piece", ["1,111", ",111", "1/1", "-", "9", "\\frac{", "1e", "$", " 1"])
+@pytest.mark.parametrize(
+    "piece", ["1,111", ",111", "1/1", "-", "9", "\\frac{", "1e", "$", " 1", "1_", "1 1/", "1 *10^"]
+)
 def test_its_time_grows_in_proportion_to_the_text(piece: str) -> None:
     """The driver asks it: quadratic time would take minutes here, and meet the test's time limit."""
     read_last_number(piece * (1_000_000 // len(piece)))
