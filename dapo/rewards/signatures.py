@@ -9,10 +9,8 @@ Each may be ``async def``.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dapo.errors import RewardError
@@ -91,12 +89,15 @@ def _refusal(name: str, parameters: list[inspect.Parameter]) -> str:
 
 def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that awaits what the user's returns, where that is to be awaited."""
-    runner: list[asyncio.Runner] = []  # one for all calls, so that clients which are kept belong to one loop
+    runner: list[Any] = []  # one for all calls, so that clients which are kept belong to one loop
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         if not inspect.isawaitable(result):
             return result
+        import asyncio  # here: few functions are awaited, and each worker would load it
+        from concurrent.futures import ThreadPoolExecutor
+
         try:
             asyncio.get_running_loop()
         except RuntimeError:
