@@ -38,14 +38,14 @@ class SharedProblems:
     pairs: list[tuple[str, str]] = field(default_factory=list, compare=False)  # training text, validation text
 
     def lines(self, name: str) -> list[str]:
-        """Return lines for the console; those removals come first whose two texts differ, as mistakes would."""
+        """Return lines for the console, with removals whose two texts differ: a mistake would be among them."""
         if not self.problems:
             return []
         first = (
             f"overlap     {self.problems:,} problems of {name} stood in the training data, in {self.records:,} of its "
             "records, which were taken out"
         )
-        pairs = sorted(dict.fromkeys(self.pairs), key=lambda pair: pair[0] == pair[1])[:_SHOWN]
+        pairs = list(dict.fromkeys(pair for pair in self.pairs if pair[0] != pair[1]))[:_SHOWN]
         return [first, *(f"  {_quoted(mine)} of training is {_quoted(theirs)} of {name}" for mine, theirs in pairs)]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dapo.errors import RewardError
@@ -96,7 +95,8 @@ def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         if not inspect.isawaitable(result):
             return result
-        import asyncio  # here: most workers await nothing, and it takes as long to import as all else
+        import asyncio  # here: few functions are awaited, and each worker would load it
+        from concurrent.futures import ThreadPoolExecutor
 
         try:
             asyncio.get_running_loop()

@@ -101,10 +101,10 @@ def test_equal_problems_are_on_one_side_and_about_three_tenths_are_held_out(task
 
 def test_held_out_problems_are_counted_and_taken_out(tasks):
     held_out = [RawProblem("State the answer to this: 3 + 4 =", "7")]
-    problems = [RawProblem(f"State the answer to this: {text} =", "7") for text in ("3 + 4", "3 - 4", "5 + 4")]
-    assert tasks.leaks(problems, held_out) == {"problems": 3, "exact": 1, "taken_out": 1}
+    problems = [RawProblem(f"State the answer to this: {text} =", "7") for text in ("3 + 4", "3+4", "3 - 4")]
+    assert tasks.leaks(problems, held_out) == {"problems": 3, "exact": 1, "taken_out": 2}
     kept = tasks.without_held_out([(p, "7") for p in problems], held_out)
-    assert [p.problem for p, _ in kept] == [f"State the answer to this: {text} =" for text in ("3 - 4", "5 + 4")]
+    assert [p.problem for p, _ in kept] == ["State the answer to this: 3 - 4 ="]
 
 
 def test_examples_without_a_response_are_not_written(tasks, tmp_path):

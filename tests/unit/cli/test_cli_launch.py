@@ -139,7 +139,7 @@ def test_a_resume_refuses_secrets_too(here, capsys, later):
 
 def test_a_resume_refuses_a_secret_in_lines_of_the_script(here, capsys):
     run = run_that_is_there(here)
-    assert main(["launch", "--resume", str(run), "slurm.setup=['export A=hf_abcdefghijklmnopqrstABCDEFGHIJKLMN']"]) == 2
+    assert main(["launch", "--resume", str(run), f"slurm.setup=['export A=hf_{34 * 'a'}']"]) == 2
     assert "take slurm.setup.0 out" in capsys.readouterr().err
 
 

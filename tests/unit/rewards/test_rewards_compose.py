@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import verifiers_for_tests
 from processes import alive
 from scoring import completion, prompt, score_all
 
@@ -254,9 +256,11 @@ def test_names_that_never_repeat_do_not_become_metrics_without_end(make: Any, mo
 def test_two_verifiers_of_which_one_fails(make: Any) -> None:
     scorer = make(Reward(kind="exact"), Reward(name="quality", kind="function", function=OBEY, weight=0.5))
     bad, _ = score_all(scorer, ["fail", "one"], prompt("one"))
+    lines = inspect.getsource(verifiers_for_tests).splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if "such answer" in text)
     assert bad.reason == (
-        "exception: ValueError: no such answer (raised by verifiers_for_tests:obey, verifiers_for_tests.py line 68) "
-        "(reward 'quality')"
+        "exception: ValueError: no such answer "
+        f"(raised by verifiers_for_tests:obey, verifiers_for_tests.py line {line}) (reward 'quality')"
     )
     good = score_all(scorer, ["half"], prompt("half"))[0]
     assert good.reason == "not a number: a dict without 'quality'" or good.reward == 1.25
