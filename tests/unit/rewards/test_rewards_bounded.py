@@ -174,7 +174,7 @@ def test_a_pattern_that_backtracks_without_end_costs_its_time_limit_and_no_more(
 def test_equal_hostile_answers_cost_one_time_limit(caplog: pytest.LogCaptureFixture) -> None:
     """Of one gold answer, whatever stands around the mark; another gold answer is another question."""
     scorer = build_scorer([Reward(timeout=4.0)])
-    texts = [f"{n}. " + r"\boxed{10^{10^{10}}}" for n in range(60)] + [r"\boxed{42}"]
+    texts = [f"{n}. " + r"\boxed{\sum_{k=1}^{10^{9}} k^{k}}" for n in range(60)] + [r"\boxed{42}"]
     try:
         scores = score_all(scorer, texts)
         assert [s.reason is None for s in scores] == [False] * 60 + [True]

@@ -90,8 +90,10 @@ def test_a_file_that_holds_no_answers_is_refused_before_anything_is_loaded(model
 
 
 @pytest.mark.whole
-def test_a_verifier_that_fails_on_everything_is_an_error_with_its_reason(models, capsys):
-    own = [*MORE, "rewards.0.kind=function", "rewards.0.function=json:loads"]
+def test_a_verifier_that_fails_on_everything_is_an_error_with_its_reason(models, tmp_path, monkeypatch, capsys):
+    (tmp_path / "never_scores.py").write_text("def score(prompt, completion):\n    raise ValueError('no')\n")
+    monkeypatch.chdir(tmp_path)
+    own = [*MORE, "rewards.0.kind=function", "rewards.0.function=never_scores:score"]
     loaded, _ = evaluation_recipe(str(models[0]), ["task:signed_sum"], OPTIONS, own)
     with pytest.raises(RewardError, match="not one response could be scored"):
         evaluate(loaded)
