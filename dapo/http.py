@@ -12,11 +12,12 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 _CHUNK = 1 << 16
 _SAID = 300  # characters of an error's body that a message shows
+_SECRET = 6  # characters from which on a value of a query may be a key
 _CONNECT_SECONDS = 30.0
 _BODY_SECONDS = 60.0  # for the body of an answer that was waited for without a limit
 _T = TypeVar("_T")
@@ -107,7 +108,7 @@ class Client:
                 within = "" if timeout is None else f" within {timeout:g} s"
                 raise HttpError(f"no {'whole ' if status else ''}answer{within}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise HttpError(self._without_key(_said(error))) from None
+            raise HttpError(self._shown(_said(error), url)) from None
         return Answer(status, reason, wait, bytes(received))
 
     async def post(self, url: str, body: Any, timeout: float, *, limit: int = 16 << 20) -> bytes:
@@ -121,7 +122,7 @@ class Client:
             return answer.body
         said = " ".join(answer.body.decode("utf-8", "replace").split())[:_SAID]
         message = f"{answer.status} {answer.reason} {said}".strip()
-        raise HttpError(self._without_key(message), answer.status, answer.wait)
+        raise HttpError(self._shown(message, url), answer.status, answer.wait)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -152,8 +153,12 @@ class Client:
             return None
         return getproxies().get(parts.scheme)
 
-    def _without_key(self, text: str) -> str:
-        """Return a message without the key, which a service may repeat."""
+    def _shown(self, text: str, url: str) -> str:
+        """Return a message without the key and the query of the url, which libraries and services repeat."""
+        query = url.partition("#")[0].partition("?")[2]
+        text = text.replace(f"?{query}", "") if query else text
+        for value in (value for _, value in parse_qsl(query) if len(value) >= _SECRET):
+            text = text.replace(value, "<query>")
         return text.replace(self._key, "<key>") if self._key else text
 
 

@@ -6,7 +6,7 @@ trackers. The run itself gets the true values. A resumed run names those that ha
 One rule decides what is a secret:
 
 1. a value under a key that holds secrets (``hf_token``, ``password``), and everything below such a key;
-2. the credentials of an address (``http://user:password@host``);
+2. the credentials of an address, and its keys (``http://user:password@host?api_key=key``);
 3. a token by its exact form, as its service makes it: prefix, alphabet and length.
 
 A path is never one: neither a value under a key that names files (``path``, ``dir``, ``tokenizer``), whatever its
@@ -41,6 +41,10 @@ _PLACE = re.compile(
 """Keys whose values name files, folders and models."""
 
 _ADDRESS = re.compile(r"(?<=://)[^/?#\s@]+(?:@[^/?#\s@]+)*@")
+_QUERY = re.compile(r"(?<=[?&])([\w.-]+)=([^&#\s\"'<>]+)")
+"""A parameter of an address."""
+_QUERY_NAME = re.compile(r"(^|[-_.])(key|sig|signature)$", re.IGNORECASE)
+"""Of a parameter, beside the names of secrets."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _TOKEN = re.compile(
     r"""(?<![\w/\\.])(?:
@@ -87,7 +91,7 @@ def _redact(value: Any, parts: list[str]) -> Any:
     if not isinstance(value, str):
         return value
     if parts and _PLACE.search(parts[-1]):
-        return _ADDRESS.sub(f"{HIDDEN}@", value, count=1) if _SCHEME.match(value) else value
+        return _without_keys(_ADDRESS.sub(f"{HIDDEN}@", value, count=1)) if _SCHEME.match(value) else value
     if parts[:1] == ["slurm"] and parts[1:2] and parts[1] in _SHELL:
         value = _ASSIGNED.sub(lambda set_: f"{set_[1]}={HIDDEN}" if _is_secret_name(set_[1]) else set_[0], value)
     return redact_text(value)
@@ -105,8 +109,18 @@ def _is_secret_name(name: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """Return a text without the credentials of addresses, and without tokens."""
-    return _TOKEN.sub(HIDDEN, _ADDRESS.sub(f"{HIDDEN}@", text))
+    """Return a text without the credentials and keys of addresses, and without tokens."""
+    return _TOKEN.sub(HIDDEN, _without_keys(_ADDRESS.sub(f"{HIDDEN}@", text)))
+
+
+def _without_keys(text: str) -> str:
+    """Return a text without the values of parameters (``?api_key=...``) that a name tells to be secret."""
+
+    def shown(found: re.Match[str]) -> str:
+        secret = _is_secret_name(found[1]) or _QUERY_NAME.search(found[1])
+        return f"{found[1]}={HIDDEN}" if secret else found[0]
+
+    return _QUERY.sub(shown, text)
 
 
 def redact_override(override: str) -> str:

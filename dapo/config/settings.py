@@ -189,7 +189,7 @@ def _describe_one(member: Any, metadata: list[Any]) -> str:
         return "a mapping from names to " + {str: "names"}.get(args[1], "values")
     patterns = [m.pattern for m in metadata if getattr(m, "pattern", None)]
     if any(pattern.startswith("^https?") for pattern in patterns):
-        return "an address (`http://...` or `https://...`)"
+        return "an address (`http://...` or `https://...`, no user or password in it: `api_key_variable` names a key)"
     if patterns:
         return "`package.module:function`" if ":" in patterns[0] else "a name"
     return _WORDS[member] + _bounds(metadata)

@@ -24,8 +24,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from dapo.config.schema import Reward
+from dapo.config.secrets import redact_text
 from dapo.errors import RewardError
 from dapo.http import Background, Client, HttpError, in_a_thread, read_key
 from dapo.rewards.function import describe, describe_error, load_function, read_values
@@ -283,7 +285,7 @@ def _key(reward: Reward) -> str | None:
     if reward.api_key_variable is None:
         return None
     try:
-        return read_key(reward.api_key_variable, "api_key_variable", f"the service {reward.url}")
+        return read_key(reward.api_key_variable, "api_key_variable", f"the service {redact_text(reward.url or '')}")
     except ValueError as error:
         raise RewardError(f"reward {reward.name!r}: {error}") from None
 
@@ -415,9 +417,10 @@ class _Classify(_Form):
 
 
 def _below(url: str, path: str) -> str:
-    """Return the address of an interface; a url that names it already stays."""
-    url = url.rstrip("/")
-    return url if url.endswith(path) else url.removesuffix("/v1") + path
+    """Return the address of an interface, the query as it was; a url that names it already stays."""
+    parts = urlsplit(url)
+    base = parts.path.rstrip("/")
+    return parts._replace(path=base if base.endswith(path) else base.removesuffix("/v1") + path).geturl()
 
 
 def _no_text(score: Any) -> Any:

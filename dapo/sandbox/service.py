@@ -15,6 +15,7 @@ import json
 import math
 from typing import Any
 
+from dapo.config.secrets import redact_text
 from dapo.http import Background, Client, HttpError, read_key
 from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
 
@@ -31,15 +32,15 @@ class ServiceSandbox:
             url: where programs are sent.
             api_key_variable: environment variable whose value is sent as a bearer token; None: none is.
         """
-        self._url, self._variable = url, api_key_variable
+        self._url, self._shown, self._variable = url, redact_text(url), api_key_variable
         self._background: Background | None = None
 
     def start(self) -> str:
         """Run a first program; see ``Sandbox``."""
         ran = self.run("print('ready')", timeout=10.0)
         if ran.output != "ready\n":
-            raise SandboxError(f"the sandbox at {self._url} does not run a program that prints: {ran}")
-        return f"sandbox: a service ({self._url}); what holds there is not known here"
+            raise SandboxError(f"the sandbox at {self._shown} does not run a program that prints: {ran}")
+        return f"sandbox: a service ({self._shown}); what holds there is not known here"
 
     def run(
         self, program: str, stdin: str = "", *, timeout: float = 5.0, memory_mib: int = 512, output: int = OUTPUT_BYTES
@@ -47,7 +48,9 @@ class ServiceSandbox:
         """Run a program; see ``Sandbox``."""
         asked = {"code": program, "stdin": stdin, "timeout": timeout, "memory_mib": memory_mib, "output_bytes": output}
         try:
-            key = self._variable and read_key(self._variable, "sandbox.api_key_variable", f"the sandbox at {self._url}")
+            key = self._variable and read_key(
+                self._variable, "sandbox.api_key_variable", f"the sandbox at {self._shown}"
+            )
         except ValueError as error:
             raise SandboxError(str(error)) from None
         try:
@@ -56,9 +59,9 @@ class ServiceSandbox:
             answer = self._background.call(self._post(key, asked, timeout + _GRACE, 8 * output + (1 << 20)))
             return _read(json.loads(answer), output)
         except HttpError as error:
-            raise SandboxError(f"the sandbox at {self._url}: {error}") from None
+            raise SandboxError(f"the sandbox at {self._shown}: {error}") from None
         except (ValueError, RecursionError) as error:
-            raise SandboxError(f"the sandbox at {self._url} gave no answer of the documented form: {error}") from None
+            raise SandboxError(f"the sandbox at {self._shown} gave no answer of the documented form: {error}") from None
 
     async def _post(self, key: str | None, asked: Any, seconds: float, limit: int) -> bytes:
         client = Client(key)

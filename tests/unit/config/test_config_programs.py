@@ -25,6 +25,13 @@ SERVICE = {"kind": "service", "url": "http://127.0.0.1:8000"}
 CHAT = SERVICE | {"api": "openai", "model": "big", "template": "{response}"}
 
 
+@pytest.mark.parametrize("address", ["http://me:password@a/score", "https://password@a"])
+def test_credentials_in_an_address_are_refused_with_the_next_move(address: str) -> None:
+    with pytest.raises(RecipeError, match="api_key_variable") as caught:
+        recipe(SERVICE | {"url": address})
+    assert "password@" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("reward", "key"),
     [

@@ -209,6 +209,12 @@ def test_settings_of_ours_are_never_hidden_by_their_name() -> None:
         "export A=${A:-hf_s3cr3t" + 28 * "x" + "}",
         "Bearer s3cr3t-xxxxxxxx",
         "https://a:s3cr3t-x@b@host",
+        "http://h/v1?api_key=s3cr3t-x",
+        "http://h/v1?a=b&API-KEY=s3cr3t-x#c",
+        "Cannot connect to http://h/v1?access_token=s3cr3t-x&b=1: refused",
+        "https://b/x?X-Amz-Signature=s3cr3t-x",
+        "https://b/x?sv=1&sig=s3cr3t%2Bx",
+        "https://h?key=s3cr3t-x",
     ],
 )
 def test_texts_that_hold_one(text: str) -> None:
@@ -219,7 +225,17 @@ def test_texts_that_hold_one(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("http://host:8000", "me@host.org", "https://host/a@b", "hub:a/b", "hf_model", "1 @ 2"),
+        *(
+            "https://h/v1?api-version=2&page=3",
+            "what is x?key=",
+            "https://h?max_tokens=5",
+            "http://host:8000",
+            "me@host.org",
+            "https://host/a@b",
+            "hub:a/b",
+            "hf_model",
+            "1 @ 2",
+        ),
         *("hf_tiny_llama_checkpoint_v1", "policy.hf_config_overrides", "sk-learn-baseline-of-the-paper", "ghp_runs"),
         *(f"models/{TOKEN_FORM}", f"see ./{TOKEN_FORM}/config.json", f"{TOKEN_FORM}.json", f"{TOKEN_FORM}_v2"),
     ],

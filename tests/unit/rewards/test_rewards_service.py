@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -17,6 +18,7 @@ from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
 from dapo.errors import RewardError
+from dapo.http import Client, HttpError
 from dapo.rewards import service
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.types.batch import Score
@@ -261,6 +263,47 @@ def test_a_refusal_is_not_repeated_and_shows_no_key(monkeypatch: pytest.MonkeyPa
     assert score.reason is not None
     assert score.reason.startswith("service: 401")
     assert "a-secret" not in score.reason
+
+
+@pytest.mark.parametrize(
+    ("api", "base", "path"),
+    [
+        ("openai", "/v1?api-version=3&api_key=S3cr3t", "/v1/chat/completions?api-version=3&api_key=S3cr3t"),
+        ("openai", "/v1/chat/completions/?key=S3cr3t", "/v1/chat/completions?key=S3cr3t"),
+        ("openai", "?key=S3cr3t", "/v1/chat/completions?key=S3cr3t"),
+        ("classify", "/v1/?key=S3cr3t", "/classify?key=S3cr3t"),
+        ("dapo", "/score?key=S3cr3t", "/score?key=S3cr3t"),
+    ],
+)
+def test_a_query_stays_behind_the_path_and_is_in_no_reason(api: Any, base: str, path: str) -> None:
+    paths = []
+
+    def behave(number: int, path: str, body: Any, headers: dict[str, str]) -> tuple[int, Any]:
+        paths.append(path)
+        return 404, f"nothing at {path}".encode()
+
+    more = {} if api == "dapo" else {"model": "m"}
+    with judge(behave) as service_:
+        (score,) = ask(["a"], url=service_.url + base, api=api, **more)
+    assert paths == [path]
+    assert score.reason is not None
+    assert score.reason.startswith("service: 404")
+    assert "S3cr3t" not in score.reason
+
+
+def test_a_service_that_cannot_be_reached_shows_no_query() -> None:
+    for address in ("http://no host/x?key=S3cr3t", "http://127.0.0.1:99999/x?key=S3cr3t", "http://[::1/x?key=S3cr3t"):
+        client = Client()
+
+        async def post(client: Client = client, address: str = address) -> None:
+            try:
+                await client.post(address, {}, 5.0)
+            finally:
+                await client.close()
+
+        with pytest.raises(HttpError) as caught:
+            asyncio.run(post())
+        assert "S3cr3t" not in str(caught.value)
 
 
 def test_a_key_that_is_not_set_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
