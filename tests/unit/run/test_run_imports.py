@@ -14,8 +14,8 @@ import pytest
 TYPES = {"dapo.types", *(f"dapo.types.{name}" for name in ("batch", "enums", "evidence", "extra", "sent"))}
 COMMON = {"dapo", "dapo.errors", "dapo.hooks", "dapo.system", "dapo.metrics", "dapo.metrics.names", *TYPES}
 REWARDS = (
-    "code code_runner function judges last_number latex marks math numbers question signatures simple symbolic task "
-    "text units worker",
+    "amounts code code_runner function judges last_number latex marks math numbers question signatures simple symbolic "
+    "task text units worker",
     "dapo.processes dapo.processes.wire "
     "dapo.sandbox dapo.sandbox.bubblewrap dapo.sandbox.kinds dapo.sandbox.local dapo.sandbox.runs",
 )
