@@ -162,6 +162,11 @@ class Client:
         return text.replace(self._key, "<key>") if self._key else text
 
 
+def without_query(url: str) -> str:
+    """Return an address as messages show it: its query, which may hold a key, is left out."""
+    return urlsplit(url)._replace(query="", fragment="").geturl()
+
+
 class Background:
     """An asyncio loop in a daemon thread.
 

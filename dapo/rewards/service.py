@@ -27,9 +27,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dapo.config.schema import Reward
-from dapo.config.secrets import redact_text
 from dapo.errors import RewardError
-from dapo.http import Background, Client, HttpError, in_a_thread, read_key
+from dapo.http import Background, Client, HttpError, in_a_thread, read_key, without_query
 from dapo.rewards.function import describe, describe_error, load_function, read_values
 from dapo.rewards.judges import Outcome
 from dapo.rewards.simple import compile_pattern
@@ -285,7 +284,7 @@ def _key(reward: Reward) -> str | None:
     if reward.api_key_variable is None:
         return None
     try:
-        return read_key(reward.api_key_variable, "api_key_variable", f"the service {redact_text(reward.url or '')}")
+        return read_key(reward.api_key_variable, "api_key_variable", f"the service {without_query(reward.url or '')}")
     except ValueError as error:
         raise RewardError(f"reward {reward.name!r}: {error}") from None
 

@@ -15,8 +15,7 @@ import json
 import math
 from typing import Any
 
-from dapo.config.secrets import redact_text
-from dapo.http import Background, Client, HttpError, read_key
+from dapo.http import Background, Client, HttpError, read_key, without_query
 from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
 
 _GRACE = 30.0  # seconds beyond a program's time limit for the service and the network
@@ -32,7 +31,7 @@ class ServiceSandbox:
             url: where programs are sent.
             api_key_variable: environment variable whose value is sent as a bearer token; None: none is.
         """
-        self._url, self._shown, self._variable = url, redact_text(url), api_key_variable
+        self._url, self._shown, self._variable = url, without_query(url), api_key_variable
         self._background: Background | None = None
 
     def start(self) -> str:
