@@ -344,8 +344,9 @@ def _as_equations(answer: str, gold: str) -> bool | None:
 def _without_units(answer: str, gold: str) -> bool | None:
     """Compare formulas of which one ends with a unit that the other leaves out."""
     ours, golden = split_unit(answer), split_unit(gold)
-    if (ours is None) == (golden is None):
-        return None
+    split = golden if ours is None else ours
+    if split is None or (ours is not None and golden is not None) or split_unit(split[0]) is not None:
+        return None  # m^2 m^2 m^2 is a product
     return _same(answer if ours is None else ours[0], gold if golden is None else golden[0])
 
 

@@ -146,7 +146,9 @@ def test_a_missing_gold_answer_is_an_error_and_no_zero() -> None:
         accuracy(r"\boxed{1}", " ")
 
 
-@pytest.mark.parametrize("answer", ["(" * 999 + "1" + ")" * 999, "-" * 1990 + "1", "^".join(["2"] * 900), "5!" * 900])
+@pytest.mark.parametrize(
+    "answer", ["(" * 999 + "1" + ")" * 999, "-" * 1990 + "1", "^".join(["2"] * 900), "5!" * 900, "m^2 ^2" * 330]
+)
 def test_deep_and_large_answers_are_wrong_and_no_error(answer: str) -> None:
     assert judge_answer(answer, "42") == 0.0
 
