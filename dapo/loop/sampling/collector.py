@@ -322,7 +322,10 @@ class StreamingCollector:
             for group in copied:
                 account.disposed(group)
             batch += copied
-        finished, judged = account.finished_groups(batch), self._shares()
+        # with overlap the next step begins before this one is recorded, and may end a group that is carried here
+        carried = {group.id for group in self.kept}
+        finished = [dataclasses.replace(g) if g.id in carried else g for g in account.finished_groups(batch)]
+        judged = self._shares()
         self.begun = False
         return StepBatch(self.step, batch, finished, self._end_step(batch), judged)
 

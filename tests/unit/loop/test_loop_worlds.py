@@ -147,7 +147,7 @@ def play(number):
     collector, overlaps, turns, chance = drawn_world(number)
     bounded(collector)
     overlap = Overlap(collector, Phases(), turns) if overlaps else None
-    trained, dispatched = [], 0
+    trained, dispatched, recorded = [], 0, []
     for step in range(1, STEPS + 1):
         if overlap is not None:
             overlap.check()
@@ -156,6 +156,7 @@ def play(number):
         if not batch.groups_P and collector.exhausted:
             break
         trained.append(batch.groups_P)
+        recorded.append((batch.finished, [(group.id, group.disposition) for group in batch.finished]))
         ages = [step - group.born for group in batch.groups_P if group.disposition != "copied"]
         assert max(ages, default=0) <= collector.settings.max_age, f"step {step} trains groups of ages {ages}"
         if overlap is not None and step < STEPS:
@@ -164,6 +165,8 @@ def play(number):
             collector.engine.sleep()
         collector.engine.load(ticket(step), "keep" if overlap is not None else "abort")
     account_closes(collector)
+    for finished, then in recorded:  # a step is recorded after the next one began
+        assert [(group.id, group.disposition) for group in finished] == then, "what became of a group changed later"
     return trained
 
 
