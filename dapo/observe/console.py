@@ -198,7 +198,7 @@ class Console:
             self._still_told = 0.0
         elif stillness.phase not in _WORKING and stillness.seconds >= 2 * self._still_told:
             self._still_told = stillness.seconds
-            self.warn(line)
+            self.warn(f"step {stillness.step}: {line}")
 
     def evaluating(self, progress: EvaluationProgress) -> None:
         """How far an evaluation is: a bar in the live view, a line a minute in plain mode. Cheap when none is due."""

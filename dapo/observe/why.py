@@ -82,7 +82,7 @@ def evaluating_line(progress: EvaluationProgress, left: str = "") -> str:
 def stillness_line(stillness: Stillness) -> str:
     """Return one line on a run in which nothing happens: for how long, in which phase, and what it waits for."""
     began = time.strftime("%H:%M:%S", time.localtime(stillness.since))
-    told = f"step {stillness.step}: nothing happened for {seconds_said(stillness.seconds)} (since {began})"
+    told = f"nothing happened for {seconds_said(stillness.seconds)} (since {began})"
     told += f"; it is {PHASES[stillness.phase].doing}" if stillness.phase in PHASES else ""
     owed = "" if stillness.awaited is None else awaited_said(stillness.awaited)
     return f"{told}: {owed}" if owed else told

@@ -92,7 +92,7 @@ def test_the_line_says_since_when_and_what_is_waited_for():
     def line(phase, **owed):
         return stillness_line(Stillness(3, phase, 125.0, 0.0, Awaited(**owed)))
 
-    assert "step 3: nothing happened for 2 min 5 s (since " in line("score", scores=12)
+    assert "nothing happened for 2 min 5 s (since " in line("score", scores=12)
     assert line("score", scores=12).endswith("verifiers owe 12 scores")
     assert line("generate", decoding=1, replies=2).endswith("the engine owes 1 response, environments owe 2 replies")
     assert line("judge", scored=96, effect_at=32, clock=30).endswith(

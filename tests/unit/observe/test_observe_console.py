@@ -329,11 +329,11 @@ def test_stillness_is_shown_after_a_minute_and_at_each_doubling_and_not_of_a_lea
     told = []
     for seconds in range(60, 1000, 5):
         console.stillness(Stillness(3, "score", float(seconds), 0.0, None), "nothing happened")
-        told += [seconds for line in new().splitlines() if line == "warning: nothing happened"]
+        told += [seconds for line in new().splitlines() if line == "warning: step 3: nothing happened"]
     assert told == [60, 120, 240, 480, 960]
     console.stillness(None, "")
     console.stillness(Stillness(4, "generate", 60.0, 0.0, None), "nothing happened again")
-    assert new() == "warning: nothing happened again\n"
+    assert new() == "warning: step 4: nothing happened again\n"
     console.stillness(Stillness(5, "learn", 600.0, 0.0, None), "it is learning")
     assert new() == ""
 
