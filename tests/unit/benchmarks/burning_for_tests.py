@@ -6,11 +6,11 @@ import os
 import signal
 from pathlib import Path
 
-from parts_for_tests import tidy
-
 from benchmarks.gpu.plan import Part
 
-__all__ = ["tidy"]
+
+def tidy(device):
+    return True
 
 
 def find_device(wanted):
