@@ -58,7 +58,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real bench-chat-model golden golden-matrix combinations combinations-clock oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model golden golden-matrix combinations combinations-clock oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -210,20 +210,9 @@ bench-recording: setup ## measure what recording costs
 bench-report: setup ## measure the report of a large run
 	$(BIN)/python benchmarks/report.py
 
-# From random weights over a supervised start to DAPO, on public sets (DAPO_DATA) and reasoning-gym: an hour and a half on
-# one core. What is finished is kept in WORK: after an interruption the same line goes on. ARGS=--small: a quick look.
-bench-real: setup ## train on public problem sets
-	$(BIN)/python benchmarks/real_problems.py --work $(or $(WORK),runs/real_problems) $(ARGS)
-
 # make bench-pair BASE=v0.1: how long a quickstart step takes here, over what it took there, step by step in turn.
 bench-pair: setup ## compare the speed of a step with BASE=REVISION
 	$(BIN)/python benchmarks/pair.py --base $(BASE)
-
-# What each part of DAPO does: eight seeds at most, about an hour on two cores, and it goes on where it was stopped.
-# `make bench-ablation ABLATION=` makes all seeds; `ABLATION="--small --table clip_higher"` makes one table.
-ABLATION ?= --small
-bench-ablation: setup ## measure what each part of DAPO does
-	$(BIN)/python benchmarks/ablation.py $(ABLATION) --work build/ablation --page docs/evidence.md
 
 # make golden BASE=v0.1: what of the quickstart's numbers changed since then, to the digit.
 BASE ?= HEAD

@@ -1,7 +1,7 @@
-"""What several processes cost: pools of engines, the driver of 1,024 engines, ranks, publishes, a growing fleet.
+"""What several processes cost: pools of engines, the driver of 1,024 engines, ranks, publishes.
 
-    python benchmarks/cluster.py [--rounds 5] [--engines 1024] [--tokens 8000] [--only driver overhead learner publish
-                                  fleet texts] [--out results/cluster.md]
+    python benchmarks/cluster.py [--rounds 5] [--engines 1024] [--tokens 8000] [--only driver overhead learner publish]
+                                 [--out results/cluster.md]
 
 Parts that are not asked for stay as they are in the results.
 
@@ -14,7 +14,7 @@ does. Whatever travels is pickled and unpickled as for a process; packing and co
 ``together``: whenever the driver looks, every engine has answered. ``one by one``: it is woken for each answer by
 itself, the worst case.
 
-*Learner*, *publish*, *fleet*, *texts*: ``cluster_parts.py`` says what is measured.
+*Learner*, *publish*: ``cluster_parts.py`` says what is measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from typing import Any
 import cluster_parts
 import numpy as np
 from cluster_engine import embedded
-from engine_decode import CASES, GROUP, make_lengths
 from machine import describe_machine, refuse_changes
 
 from dapo.models.tiny import make_tiny_model
@@ -56,6 +55,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tests" / "helpers"))
 
 from inline_transport import InlineTransport  # noqa: E402
+
+GROUP, RESPONSES = 16, 512
 
 
 def requests_of(lengths: np.ndarray) -> list[SampleRequest]:
@@ -94,7 +95,8 @@ def ray_cluster() -> Iterator[Any]:
 
 def pool_overhead(rounds: int) -> list[dict[str, Any]]:
     """Seconds of each side over those of the engine alone, round by round."""
-    requests = requests_of(make_lengths(CASES["short"], np.random.default_rng(0)))
+    lengths = np.random.default_rng(0).lognormal(np.log(11) - 0.125, 0.5, RESPONSES)
+    requests = requests_of(np.clip(lengths, 1, 32).astype(np.int64))
     tokens = sum(r.sampling.max_tokens for r in requests)
     with tempfile.TemporaryDirectory() as work, ray_cluster() as cluster:
         folder = str(make_tiny_model(Path(work) / "model"))
@@ -283,8 +285,6 @@ TITLES = {
     "driver": "The driver of many engines",
     "learner": "A learner over ranks",
     "publish": "A publish",
-    "fleet": "A fleet that grows with its batch, simulated",
-    "texts": "Reading responses",
 }
 TABLES = {"overhead": overhead_table, "driver": driver_table, **cluster_parts.TABLES}
 
@@ -303,8 +303,6 @@ def main() -> None:
         "driver": lambda: driver_rows(options.engines, options.tokens),
         "learner": lambda: cluster_parts.learner_rows(options.rounds),
         "publish": lambda: cluster_parts.publish_rows(options.rounds),
-        "fleet": lambda: cluster_parts.fleet_rows(options.engines),
-        "texts": lambda: cluster_parts.text_rows(options.rounds),
     }
     kept = options.out.with_suffix(".json")
     before = json.loads(kept.read_text()) if kept.exists() else {}

@@ -1,4 +1,4 @@
-"""Parts of ``cluster.py`` that concern learners, weights and whole fleets.
+"""Parts of ``cluster.py`` that concern learners and weights.
 
 *Learner*: one training step over 1, 2 and 4 ranks in processes of one thread each, with layers that stay gathered and
 with layers that are freed; tokens a second by the clock, and processor seconds of all ranks together, which tell what
@@ -6,12 +6,6 @@ the split costs where cores are few.
 
 *Publish*: from a learner of one process to two engines in processes of their own, by files and by broadcast over gloo,
 for models of several sizes: wall-clock seconds until both engines have them.
-
-*Fleet*: the collector that trains over a simulated fleet (``overlap_simulation.py``), two prompts of a batch for every
-device: how much of a device's work is left when there are 64 times as many, and what the collector costs.
-
-*Texts*: token ids of responses to texts, which the driver does for each of them: as it does, and beside it all of them
-as lists of numbers; in turn, processor time.
 """
 
 from __future__ import annotations
@@ -24,15 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learner_step import CASES, make_rows, minibatches
-from overlap_simulation import Case, OverlappedFleet, make_collector
-from sampling_simulation import SLOTS, make_lengths
-from simulated_engine import UNIT
-from text_models import make_text_tokenizer
 
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
-from dapo.models.decode import make_decode
 from dapo.models.facts import read_facts
 from dapo.models.rendezvous import LOOPBACK
 from dapo.models.tiny import make_tiny_model
@@ -43,20 +31,16 @@ from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.learners import make_learner
-from dapo.types.batch import LearnStep, Ticket
+from dapo.types.batch import LearnStep, Row
 from dapo.weights.exchange import WeightExchange
 from dapo.weights.routes import ROUTES
 from dapo.weights.sets import WeightSets
 
-CASE = "3m-tail"
-PROMPTS_A_DEVICE = 2
-FLEETS = (16, 64, 256, 1024)
+GROUPS, GROUP_SIZE, MINIBATCHES = 32, 16, 4
+HIDDEN = 256
+"""Width of the learner's model."""
 SIZES = {"4 M": (256, 4), "16 M": (512, 4), "67 M": (1024, 4)}
 """Width and layers by about the number of parameters, in float32."""
-RESPONSES = {8: 4096, 64: 512, 1000: 64, 8000: 16}
-"""How many there are of each length in tokens."""
-STEP = 8192 * 8000
-"""Tokens of a large step."""
 
 
 def recipe_of(folder: str, **sections: Any) -> Any:
@@ -75,13 +59,42 @@ def processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
+def make_step() -> LearnStep:
+    """Return one training step: groups of responses with log-normal lengths of 15 tokens in the mean, 256 at most."""
+    random = np.random.default_rng(0)
+    groups: list[list[Row]] = []
+    for group in range(GROUPS):
+        prompt, rows = random.integers(3, 78, 9), list[Row]()
+        for _ in range(GROUP_SIZE):
+            length = int(np.clip(round(random.lognormal(np.log(15) - 0.5, 1.0)), 2, 256))
+            rows.append(
+                Row(
+                    group=group,
+                    sample=0,
+                    prompt_ids=prompt,
+                    token_ids=random.integers(3, 78, length),
+                    loss_mask=np.ones(length, np.bool_),
+                    sampler_logprobs=np.full(length, -4.4, dtype=np.float32),
+                    versions=np.zeros(length, np.int32),
+                    loss_weight=0.0,
+                    advantage=float(random.normal()),
+                )
+            )
+        groups.append(rows)
+    minibatches = []
+    for first in range(0, GROUPS, GROUPS // MINIBATCHES):
+        batch = [row for rows in groups[first : first + GROUPS // MINIBATCHES] for row in rows]
+        total = sum(len(row.token_ids) for row in batch)
+        minibatches.append([replace(row, loss_weight=1 / total) for row in batch])
+    return LearnStep(minibatches, [1e-5] * MINIBATCHES, 0)
+
+
 def learner_rows(rounds: int) -> list[dict[str, Any]]:
     """Tokens a second by ranks and by what is gathered."""
-    case, rows = CASES[CASE], []
-    step = LearnStep(minibatches(make_rows(case)), [1e-5] * len(minibatches(make_rows(case))), 0)
+    step, rows = make_step(), []
     tokens = sum(len(row.prompt_ids) + len(row.token_ids) for batch in step.minibatches for row in batch)
     with tempfile.TemporaryDirectory() as work:
-        folder = str(make_tiny_model(Path(work) / "model", hidden=case.hidden, heads=4, ffn=2 * case.hidden))
+        folder = str(make_tiny_model(Path(work) / "model", hidden=HIDDEN, heads=4, ffn=2 * HIDDEN))
         for ranks, reshard in ((1, "auto"), (2, "false"), (2, "true"), (4, "false"), (4, "true")):
             recipe = recipe_of(folder, learner={"ranks": ranks, "reshard_after_forward": reshard})
             deployment = elsewhere(recipe)
@@ -149,62 +162,10 @@ def publish_rows(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def fleet_rows(largest: int) -> list[dict[str, Any]]:
-    """A step of every fleet up to ``largest`` devices."""
-    rows: list[dict[str, Any]] = []
-    for devices in [number for number in FLEETS if number <= largest]:
-        engine = OverlappedFleet(make_lengths("log-normal"), engines=devices, slots=SLOTS)
-        collector = make_collector(Case("turns", devices), engine, PROMPTS_A_DEVICE * devices)
-        warm_up, steps = 2, 3
-        trained, began, spent, busy = 0, 0.0, 0.0, 0.0
-        for step in range(1, warm_up + steps + 1):
-            if step == warm_up + 1:
-                began, spent = engine.time, time.process_time()
-                busy = engine.stats()["busy_slot_steps"]
-            batch = collector.collect(step)
-            engine.load(Ticket(step, "shared", "", ()))
-            if step > warm_up:
-                trained += sum(int(group.lengths().sum()) for group in batch.groups_P) * UNIT
-        seconds = engine.time - began
-        rows.append(
-            {
-                "devices": devices,
-                "prompts": PROMPTS_A_DEVICE * devices,
-                "seconds_per_step": seconds / steps,
-                "per_device_second": trained / seconds / devices,
-                "slot_use": (engine.stats()["busy_slot_steps"] - busy) / (seconds * engine.capacity),
-                "driver_seconds": (time.process_time() - spent) / steps,
-            }
-        )
-    return rows
-
-
-def text_rows(rounds: int) -> list[dict[str, Any]]:
-    """Microseconds of processor time a token, median of the rounds."""
-    folder = Path(__file__).resolve().parents[1] / "docs"
-    tokenizer = make_text_tokenizer([page.read_text() for page in sorted(folder.glob("*.md"))], vocabulary=4096)
-    decode, rng, rows = make_decode(tokenizer), np.random.default_rng(0), []
-
-    def as_lists(ids: list[Any]) -> list[str]:
-        return list(tokenizer.batch_decode([row.tolist() for row in ids], skip_special_tokens=True))
-
-    for length, count in RESPONSES.items():
-        ids = [rng.integers(2, len(tokenizer), length) for _ in range(count)]
-        assert decode(ids) == as_lists(ids)
-        spent: dict[str, list[float]] = {"own": [], "lists": []}
-        for _ in range(rounds):
-            for name, way in (("own", decode), ("lists", as_lists)):
-                began = time.process_time()
-                way(ids)
-                spent[name].append(1e6 * (time.process_time() - began) / (length * count))
-        rows.append({"length": length} | {name: statistics.median(seconds) for name, seconds in spent.items()})
-    return rows
-
-
 def _learner_table(rows: list[dict[str, Any]]) -> list[str]:
     first = rows[0]
     lines = [
-        f"A step of {first['tokens']:,} tokens (`{CASE}` of learner_step.py); each rank has one thread. Seconds by the "
+        f"A step of {first['tokens']:,} tokens on {HIDDEN} columns; each rank has one thread. Seconds by the "
         "clock are those of a machine with fewer cores than some of these learners have ranks.",
         "",
         "| ranks | gathered layers | tokens/s by the clock | processor seconds of all ranks | of one process |",
@@ -236,38 +197,4 @@ def _publish_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _fleet_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        f"{PROMPTS_A_DEVICE} prompts of a batch for every device, half of the groups accepted, generation alone; "
-        "the driver's seconds are processor time of the collector and of the simulation together.",
-        "",
-        "| devices | prompts a step | simulated s a step | trained tokens per device second | of the smallest | slot "
-        "use | driver seconds a step |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        share = row["per_device_second"] / rows[0]["per_device_second"]
-        lines.append(
-            f"| {row['devices']:,} | {row['prompts']:,} | {row['seconds_per_step']:,.0f} | "
-            f"{row['per_device_second']:,.0f} | {share:.1%} | {row['slot_use']:.2f} | {row['driver_seconds']:.2f} |"
-        )
-    return lines
-
-
-def _text_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "Random ids of a byte-level tokenizer of 4,096 pieces; for scale, "
-        f"{STEP / 1e6:.0f} million tokens, 8,192 responses of 8,000, at that price.",
-        "",
-        "| tokens of a response | us a token | all as lists | ratio | seconds of such a step |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['length']:,} | {row['own']:.2f} | {row['lists']:.2f} | {row['own'] / row['lists']:.2f} | "
-            f"{STEP * row['own'] / 1e6:.0f} |"
-        )
-    return lines
-
-
-TABLES = {"learner": _learner_table, "publish": _publish_table, "fleet": _fleet_table, "texts": _text_table}
+TABLES = {"learner": _learner_table, "publish": _publish_table}

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from learner_step import Plain
 from machine import describe_machine, refuse_changes
 
 from dapo.algorithms.objective import clip_objective
@@ -163,6 +162,35 @@ def make_rows(tokens: int, vocabulary: int) -> list[Row]:
         for p in range(GROUPS)
         for g in range(GROUP)
     ]
+
+
+class Plain:
+    """The padded implementation that one writes first."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.adamw = torch.optim.AdamW(loaded.model.parameters(), lr=1e-5)
+
+    def update(self, rows: list[Row]) -> None:
+        longest = max(len(row.prompt_ids) + len(row.token_ids) for row in rows)
+        shape = (len(rows), longest)
+        ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+        weights, advantages, old = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+        for index, row in enumerate(rows):
+            start, stop = len(row.prompt_ids), len(row.prompt_ids) + len(row.token_ids)
+            ids[index, :stop] = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids]))
+            mask[index, :stop] = 1
+            advantages[index, start:stop] = row.advantage
+            for target, values in ((weights, row.loss_weights()), (old, row.sampler_logprobs)):
+                target[index, start:stop] = torch.from_numpy(values)
+        logits = self.loaded.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+        ratio = (logprobs - old[:, 1:]).exp()
+        surrogate = torch.minimum(ratio * advantages[:, 1:], ratio.clamp(0.8, 1.28) * advantages[:, 1:])
+        (-(surrogate * weights[:, 1:]).sum()).backward()
+        torch.nn.utils.clip_grad_norm_(self.loaded.model.parameters(), 1.0)
+        self.adamw.step()
+        self.adamw.zero_grad()
 
 
 def make_engines(loaded: LoadedModel, tokens: int) -> dict[str, Any]:

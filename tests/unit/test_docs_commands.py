@@ -89,6 +89,32 @@ def test_names_elsewhere_lead_to_metrics():
         assert explain(entry.key)[0].startswith(f"`{entry.key}` of {entry.who[0]}")
 
 
+HISTORY = re.compile(
+    r"^## Finished studies$.*?(?=^## )|† [^|]*|^```bash\ngit worktree add .*?^```$", re.MULTILINE | re.DOTALL
+)
+"""Commands of scripts that are in the history: pages say at which commit."""
+
+
+def lacking(text: str) -> list[str]:
+    """Return the make targets and the scripts of benchmarks/ that a page names in code and that are not there."""
+    targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    code = "\n".join(re.findall(r"^```.*?^```$|^    [^\n]*|`[^`\n]+`", HISTORY.sub("", text), re.MULTILINE | re.DOTALL))
+    named = [f"make {target}" for target in re.findall(r"\bmake ([a-z][a-z-]*)", code) if target not in targets]
+    scripts = re.findall(r"\bbenchmarks/([a-z_]+\.py)", code)
+    return named + [script for script in scripts if not (ROOT / "benchmarks" / script).exists()]
+
+
+def test_make_targets_and_scripts_on_pages_exist():
+    pages = [*all_pages(), ROOT / "benchmarks/README.md"]
+    assert {page.name: found for page in pages if (found := lacking(page.read_text()))} == {}
+
+
+def test_a_target_and_a_script_that_are_gone_are_seen():
+    page = "    make golden && python benchmarks/gone.py\n\nRun `make bench-gone`, or make sure.\n"
+    assert lacking(page) == ["make bench-gone", "gone.py"]
+    assert lacking("| † `make bench-old` | `make nothing` |\n") == ["make nothing"]
+
+
 def test_the_page_of_the_command_line_names_commands_and_options_that_exist():
     page = (ROOT / "docs/cli.md").read_text()
     named = set(re.findall(r"^\| `dapo (\w+)", page, re.MULTILINE))
