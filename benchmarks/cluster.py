@@ -32,7 +32,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ class AtOnce:
     def describe(self) -> HostFacts:
         return HostFacts(self.slots, 0, os.getpid(), "here")
 
-    def turn(self, requests: list[SampleRequest], steps: int) -> TurnResult:
+    def turn(self, requests: Sequence[SampleRequest], steps: int, dropped: Sequence[Key] = ()) -> TurnResult:
         """What ends within the turn."""
         self.active += [(r.key, self.clock + r.sampling.max_tokens, r.sampling.max_tokens) for r in requests]
         self.clock += steps
@@ -155,12 +155,18 @@ class AtOnce:
             )
             for key, end, n in ended
         ]
-        return TurnResult(
-            events, self.clock, dict.fromkeys(("decode_steps", "generated_tokens"), float(self.clock)), 0.0
-        )
+        return self._answer(events)
 
-    def load(self, ticket: Ticket, in_flight: str) -> None:
+    def load(self, ticket: Ticket, in_flight: str) -> TurnResult:
         """Nothing to load."""
+        return self._answer([])
+
+    def checksums(self) -> None:
+        """There are no weights."""
+
+    def _answer(self, events: list[SampleEvent]) -> TurnResult:
+        made = dict.fromkeys(("decode_steps", "generated_tokens"), float(self.clock))
+        return TurnResult(events, self.clock, made, 0.0)
 
     def close(self) -> None:
         """Nothing to close."""
