@@ -17,6 +17,4 @@ def test_each_engine_of_the_driver_s_table_answers_each_response(monkeypatch, lo
     row = cluster.driver_seconds(3, 48, 100, lockstep=lockstep, together=True)
     assert (row["engines"], row["responses"]) == (3, 48)
     assert 48 * 50 <= row["tokens"] < 48 * 150
-    assert (
-        row["turns"] >= 3 * 2
-    )  # 64 steps a turn, and no response has fewer than 50 tokens, nor all of them fewer than 64
+    assert row["turns"] >= 3 * 2  # of 64 steps: each engine has a response of more than that
