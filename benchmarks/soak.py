@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -294,13 +295,18 @@ def lose(run: Watched, kind: str, chosen: random.Random) -> Loss:
     return Loss(minute, kind, name, at, time.monotonic() - began)
 
 
+def pause(chosen: random.Random, every: float) -> float:
+    """Draw the minutes until the next loss; ``every``: seconds in the mean, or infinity."""
+    return math.inf if math.isinf(every) else chosen.expovariate(1 / every) / 60
+
+
 def watch(run: Watched, minutes: float, every: float, seed: int) -> tuple[list[Look], list[Loss]]:
     """Look at it, and lose hosts, for so long. ``every``: mean seconds between two losses."""
     chosen, looks, losses = random.Random(seed), [], []
     order: Iterator[str] = iter(())
     run.await_step(3)
-    next_loss = run.minute + chosen.expovariate(1 / every) / 60
-    while run.minute < minutes:
+    next_loss = run.minute + pause(chosen, every)
+    while not looks or run.minute < minutes:
         run.await_step(0)  # or say that it has ended
         if run.minute >= next_loss:
             kind = next(order, None)
@@ -310,7 +316,7 @@ def watch(run: Watched, minutes: float, every: float, seed: int) -> tuple[list[L
             losses.append(lose(run, kind, chosen))
             print(f"{losses[-1].minute:6.1f} min  step {losses[-1].step:5d}  {kind}: {losses[-1].host}, on after "
                   f"{losses[-1].seconds:.1f} s", flush=True)  # fmt: skip
-            next_loss = run.minute + chosen.expovariate(1 / every) / 60
+            next_loss = run.minute + pause(chosen, every)
         looks.append(run.look())
         time.sleep(LOOK if run.minute + LOOK / 60 < next_loss else max(0.0, (next_loss - run.minute) * 60))
     return looks, losses

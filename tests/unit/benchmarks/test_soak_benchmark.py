@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import signal
 import subprocess
 from pathlib import Path
@@ -99,6 +101,11 @@ def test_a_process_whose_parent_ended_is_left(soak, looked):
     while soak.born(orphan):
         pass
     assert family.left() == []
+
+
+def test_a_run_in_which_nothing_is_killed_waits_for_no_loss(soak):
+    assert soak.pause(random.Random(0), math.inf) == math.inf
+    assert 0 < soak.pause(random.Random(0), 120.0) < 60
 
 
 @pytest.mark.parametrize(
