@@ -187,6 +187,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for size in SIZES for row in measure(size, Path(folder))]
     setting = {"sizes": [asdict(s) for s in SIZES], "lengths": [asdict(x) for x in LENGTHS], "slots": SLOTS}
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "engines.json").write_text(
         json.dumps({"machine": machine, "setting": setting, "rows": rows}, indent=1) + "\n"
     )
