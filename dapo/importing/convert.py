@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.config.load import difference_from_preset, recipe_from_dict
-from dapo.config.peers import apart_row, in_section_apart, peer_entry
+from dapo.config.peers import ALONE, apart_row, in_section_apart, peer_entry
 from dapo.config.settings import kinds_at, lookup, options_of, settings
 from dapo.config.unusual import unread
 from dapo.errors import RecipeError
@@ -23,7 +23,7 @@ from dapo.importing.recognise import SYSTEMS, recognise
 from dapo.importing.script_source import APART, read_script
 from dapo.importing.text import read_source
 from dapo.importing.turns import convert_turns
-from dapo.importing.values import is_off, shown
+from dapo.importing.values import from_text, is_off, shown
 from dapo.importing.yaml_source import read_yaml
 
 _CONVERT: dict[str, Callable[[Reading], None]] = {
@@ -96,6 +96,9 @@ def import_text(
     if devices:
         source.devices, source.nodes = devices, 1
     reading = Reading(source, SYSTEMS[system], cautions=list(source.cautions))
+    for row in ALONE:
+        if reading.title in row.who:
+            reading.copy(row.ours, row.keys, None if row.default is None else from_text(row.default), row.note)
     convert_turns(reading)
     _CONVERT[system](reading)
     slurm.convert(reading)
@@ -182,7 +185,7 @@ def _list_what_stands_nowhere(r: Reading) -> None:
             word = isinstance(given.value, str) and not is_off(given.value)
             row = apart_row(key, r.title)
             kind = Listed.DIFFERS if word and (row is None or row.effect != "idle") else Listed.IDLE
-            r.apart.append(Apart(what, f"has no effect beside {r.title}'s other settings, or none here", kind))
+            r.apart.append(Apart(what, f"has no effect together with {r.title}'s other settings, or none here", kind))
 
 
 def _without_defaults(r: Reading) -> None:

@@ -22,8 +22,6 @@ from dapo.importing.shell_words import (
     UNSET,
     Names,
     Reader,
-    logical_lines,
-    open_quotation,
 )
 from dapo.importing.slurm import KEY, options
 from dapo.importing.values import from_text, shown
@@ -41,7 +39,8 @@ _DEVICES = {"NPROC_PER_NODE", "nproc_per_node", "num_processes", "nproc-per-node
 _NODES = {"NNODES", "nnodes"}
 _LAUNCHERS = {"python", "python3", "torchrun", "uv", "accelerate", "deepspeed"}
 _PROGRAMS = {"swift", "trl", "megatron"}
-_CONFIGS = {"config", "config_file", "config-file"}
+_CONFIGS = {"config", "config_file"}
+_HYDRA = {"config_path", "config_dir", "config_name"}
 _SHELLS = {"bash", "sh", "zsh", "source", "."}
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _NESTED = 3  # commands that stand within each other's texts, or scripts that run each other
@@ -86,20 +85,6 @@ def read_script(text: str, name: str, files: SourceFiles) -> SourceFile:
     return source
 
 
-def _opened(line: str, state: tuple[str, int]) -> tuple[str, int]:
-    """Return the mark of the quotation, and how many brackets of an array, are open after a line."""
-    before, depth = state
-    quote = open_quotation(line, before)
-    if before:  # what ends the quotation begins the rest of the line
-        _, closing, line = line.partition(before)
-        if not closing:
-            return quote, depth
-    for part in re.sub(r"\\.|'[^']*'?|\"[^\"]*\"?", "\0", line).split("\0"):
-        if depth or re.search(r"\w\+?=\(", part):
-            depth = max(0, depth + part.count("(") - part.count(")"))
-    return quote, depth
-
-
 @dataclass(slots=True)
 class _Block:
     """An ``if``, a ``case`` or a loop, while it is read."""
@@ -123,32 +108,21 @@ class _Script:
         self.devices: int | None = None
         self.nodes = 1
 
-    def read(self, text: str) -> None:
-        """Read all lines of a script."""
-        if "\0" in text or "\1" in text:
-            raise RecipeError(f"{self.name} holds a NUL character or its like, which no script does")
-        for directive in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text)[:MOST_SETTINGS]:
-            self.slurm |= options(Reader(directive, self.names).words())[0]
-        lines = logical_lines(text)
-        n = 0
-        while n < len(lines):
-            number, line = lines[n]
-            n += 1
-            parts, state, size = [line], _opened(line, ("", 0)), len(line)
-            while state != ("", 0) and n < len(lines):  # an array or a quotation over several lines
-                parts.append(lines[n][1])
-                state, size = _opened(lines[n][1], state), size + len(lines[n][1]) + 1
-                n += 1
-                if size > 10 * LONGEST:
-                    raise RecipeError(f"{self.name}: line {number} opens a quotation or an array that does not end")
-            self.names.reasons, self.names.added = [], []
-            self._commands(number, "\n".join(parts))
+    def read(self, text: str, within: int = 0) -> None:
+        """Read the commands of a text one after the other; each sees the variables that those before it set.
 
-    def _commands(self, number: int, text: str) -> None:
-        """Read the commands of a text one after the other; each sees the variables that those before it set."""
-        command, array, between = list[str](), list[str](), ""  # separators since the command before
+        Args:
+            text: a script, or a command that another command holds.
+            within: the line of that other command; 0: there is none.
+        """
+        if not within and ("\0" in text or "\1" in text):
+            raise RecipeError(f"{self.name} holds a NUL character or its like, which no script does")
+        for directive in [] if within else re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text)[:MOST_SETTINGS]:
+            self.slurm |= options(Reader(directive, self.names).words())[0]
+        reader = Reader(text.replace("\r\n", "\n"), self.names)
+        command, array, between, number = list[str](), list[str](), "", 1  # separators since the command before
         tested = perhaps = False
-        for word in itertools.chain(Reader(text, self.names).each(), "\n"):
+        for word in itertools.chain(reader.each(), "\n"):
             if array and word != "array)":
                 array.append(word)
             elif array:
@@ -157,11 +131,13 @@ class _Script:
                 if between.endswith("||") or (between.endswith("&&") and (tested or perhaps)):
                     self.names.take_shared([way, self.names.copy()])
                 array = []
+                self.names.begin()
             elif re.fullmatch(r"\w+\+?=\(", word):
                 if command:  # `then A=(...)`
                     self._command(number, command, "")
                 array, command = [word], []
             elif word not in SEPARATORS:
+                number = number if command else within or reader.line
                 command.append(word)
             elif self.blocks and self.blocks[-1].at_pattern:
                 if word == ")":
@@ -181,6 +157,7 @@ class _Script:
                     between = word
                     self._perhaps(number, command, word) if perhaps else self._command(number, command, word)
                     command = []
+                    self.names.begin()
 
     def _perhaps(self, number: int, words: list[str], ending: str) -> None:
         """Read a command that only runs if the one before it succeeds, or fails."""
@@ -300,15 +277,14 @@ class _Script:
     def _inside(self, number: int, text: str, where: str) -> None:
         """Read the command that a text holds."""
         if UNKNOWN in text:
-            why = "; ".join(dict.fromkeys(self.names.reasons)) or "it is known only when it runs"
             raise RecipeError(
-                f"{self.name}, line {number}: {where} holds the command and is not constant ({why[:200]}); write its "
-                "values out, or import the command as a file of its own"
+                f"{self.name}, line {number}: {where} holds the command and is not constant ({self.names.why}); write "
+                "its values out, or import the command as a file of its own"
             )
         if self.nested >= _NESTED:
             raise RecipeError(f"{self.name}, line {number}: more than {_NESTED} commands stand within each other")
         self.nested += 1
-        self._commands(number, text)
+        self.read(text, number)
         self.nested -= 1
 
     def _assign(self, name: str, more: str, text: str) -> None:
@@ -368,8 +344,7 @@ class _Script:
             elif re.match(r"\d?[<>]", word):  # output that goes to a file
                 n += re.fullmatch(r"\d?[<>]{1,2}", word) is not None
             elif UNKNOWN in word and launch.program and not word.startswith("-"):
-                why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-                launch.source.gaps.append((word.replace(UNKNOWN, "..."), f"{launch.place}: {why[:300]}"))
+                launch.source.gaps.append((word.replace(UNKNOWN, "..."), f"{launch.place}: {self.names.why}"))
             elif word.strip(UNSET):
                 self._plain_word(launch, word, words[n - 2] if n > 1 else "")
 
@@ -394,45 +369,29 @@ class _Script:
                 launch.source.nodes = 1 if flag == "num_processes" else launch.source.nodes  # it counts all machines'
             return
         plain = flag.replace("-", "_")
-        if plain in ("config_path", "config_dir", "config_name") and values:
-            if plain == "config_path" and values[0].endswith(ENDINGS):
+        if values and plain in (*_HYDRA, *_CONFIGS):
+            if plain in _CONFIGS or (plain == "config_path" and values[0].endswith(ENDINGS)):
                 launch.configurations.append((values[0], True))
             else:
                 launch.hydra[plain] = values[0]
             values = values[1:]
             if not values:
                 return
-        if flag in _CONFIGS and values:
-            launch.configurations.append((values[0], True))
-            values = values[1:]
-            if not values:
-                return
         # `torchrun --standalone train.py`: the script is no value of the flag
         launch.source.words |= {word for value in values for word in re.split(r"[^\w-]+", value)}
-        if len(values) == 1 or not values:
-            self._take(launch, plain, values[0] if values else "true")
-        else:
-            self._take_list(launch, plain, values)
+        self._take(launch, plain, *(values or ["true"]))
 
-    def _take_list(self, launch: _Launch, key: str, values: list[str]) -> None:
-        if any(UNKNOWN in value for value in values):
-            self._unresolved(launch, key, " ".join(values))
-        else:
-            launch.source.add(key, [from_text(value) for value in values], launch.place)
-
-    def _take(self, launch: _Launch, key: str, text: str) -> None:
+    def _take(self, launch: _Launch, key: str, *words: str) -> None:
+        text = " ".join(words)
         if UNKNOWN in text:
-            self._unresolved(launch, key, text)
+            launch.source.not_read(key, f"{key}={text.replace(UNKNOWN, '...')}", self.names.why)
         elif text == UNSET:
             launch.source.not_read(key, key, "empty unless a variable is set outside of the script")
         else:
-            launch.source.add(key, from_text(text.replace(UNSET, "")), launch.place)
+            values = [from_text(word.replace(UNSET, "")) for word in words]
+            launch.source.add(key, values if len(values) > 1 else values[0], launch.place)
         if len(launch.source.settings) + len(launch.source.unresolved) > MOST_SETTINGS:
             raise RecipeError(f"{self.name}: more than {MOST_SETTINGS:,} settings in one command")
-
-    def _unresolved(self, launch: _Launch, key: str, text: str) -> None:
-        why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-        launch.source.not_read(key, f"{key}={text.replace(UNKNOWN, '...')}", why[:300])
 
     def _bases(self, launch: _Launch) -> None:
         """Lay the command's settings on those of the configurations that it names."""
@@ -447,38 +406,40 @@ class _Script:
 
     def _base(self, launch: _Launch, path: str) -> str:
         """Lay the settings on those of one file, and return what is wrong if it cannot be read."""
-        where = f"{self.name}, {launch.place}"
+        source, known = launch.source, path.replace(UNKNOWN, "...")[:300]
         whose = OWN_DEFAULTS.get(path.rpartition("/")[2].rpartition(".")[0])
         if UNKNOWN in path and not whose:
-            why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-            shown = path.replace(UNKNOWN, "...")[:300]
-            unknown = f"{where}: the command's configuration {shown} is not known ({why[:200]})"
-            name = path.rpartition("/")[2]
-            if UNKNOWN in name:
+            unknown = (
+                f"{self.name}, {launch.place}: the command's configuration {known} is not known ({self.names.why})"
+            )
+            path = path.rpartition("/")[2]
+            if UNKNOWN in path:
                 return f"{unknown}; write its name out"
-            if not self.files.is_there(name):
-                return f"{unknown}; copy {name} beside the script, or write its folder out"
-            launch.source.cautions.append(f"{name} beside the script is read for {shown}, whose folder is not known")
-            path = name
+            if not self.files.is_there(path):
+                return f"{unknown}; copy {path} next to the script, or write its folder out"
+            source.cautions.append(f"{path} next to the script is read for {known}, whose folder is not known")
         file, why = self.files.find(path, (self.files.folder, Path.cwd()))
         if file is not None:
             below = read_yaml(self.files.text(file), path, file.parent, self.files)
-            known = {key: given for key, given in below.settings.items() if key not in launch.source.unread}
-            launch.source.settings = {**known, **launch.source.settings}
-            own = launch.source.settings
-            launch.source.unread |= {key: why for key, why in below.unread.items() if key not in own}
-            launch.source.unresolved += below.unresolved
-            launch.source.cautions += below.cautions
+            source.settings = {
+                **{key: given for key, given in below.settings.items() if key not in source.unread},
+                **source.settings,
+            }
+            source.unread |= {key: why for key, why in below.unread.items() if key not in source.settings}
+            source.unresolved += below.unresolved
+            source.cautions += below.cautions
         elif whose:
-            shown = path.replace(UNKNOWN, "...")[:300]
-            launch.source.unresolved.append((f"{shown}, {launch.place}", f"{why}; {whose}'s usual defaults are taken"))
+            source.unresolved.append((f"{known}, {launch.place}", f"{why}; {whose}'s usual defaults are taken"))
         else:
-            return (
-                f"{where}: the command reads its settings from {path[:300]}, which {why.removeprefix('it ')}; a "
-                "recipe without them would train something else. Put the file there, seen from this folder, or run the "
-                f"command where it is. {nearest_recipe(path)}"
-            )
+            return self._absent(launch.place, f"reads its settings from {known}", why, path)
         return ""
+
+    def _absent(self, place: str, what: str, why: str, path: str) -> str:
+        return (
+            f"{self.name}, {place}: the command {what}, which {why.removeprefix('it ')}; a recipe without it would "
+            "train something else. Put it there, seen from this folder, or run the command where it is. "
+            f"{nearest_recipe(path)}"
+        )
 
     def chosen(self) -> SourceFile:
         """Return the command with the most settings; the others are listed.
@@ -488,11 +449,7 @@ class _Script:
         """
         if not self.launches and self.others:
             path, place, why = self.others[-1]
-            shown = path.replace(UNKNOWN, "...")[:300]
-            where = f"{self.name}, {place}: the command runs the script {shown}, which {why.removeprefix('it ')}"
-            raise RecipeError(
-                f"{where}. Put it there, seen from this folder, or run the command where it is. {nearest_recipe(path)}"
-            )
+            raise RecipeError(self._absent(place, f"runs the script {path.replace(UNKNOWN, '...')[:300]}", why, path))
         if not self.launches:
             return SourceFile(self.name, "a launch script")
         best = max(self.launches, key=lambda launch: len(launch.settings))

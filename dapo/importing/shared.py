@@ -19,7 +19,7 @@ MOST_STALE = 64
 
 def minibatch_of_prompts(r: Reading, prompts: SourceValue, mini: SourceValue) -> None:
     """Write a minibatch in prompts; P divided by it is the number of optimizer steps."""
-    _minibatch(r, prompts, mini, mini.value, "prompts there and here")
+    _minibatch(r, prompts, mini, mini.value, "prompts in both")
 
 
 def minibatch_of_responses(r: Reading, prompts: SourceValue, group: SourceValue, mini: SourceValue) -> None:
@@ -59,12 +59,12 @@ def filter_rounds(
         r.put(f"{DS}.cap.groups", max(cap, float(oversample)), rounds, note=f"{how}, in multiples of P")
         r.put(f"{DS}.cap.then", "stop", note=limit)
     else:
-        r.put(f"{DS}.cap.groups", None, rounds, note="no limit there; `dapo check` warns of it")
+        r.put(f"{DS}.cap.groups", None, rounds, note="no limit; `dapo check` warns of it")
     whole_rounds(r)
     if oversample > 1:
         r.say(
             f"a first round is {oversample:g} x P groups in both; a later one {oversample:g} x what is missing here, "
-            "and a whole round again there"
+            f"and a whole round again in {r.title}"
         )
 
 
@@ -205,38 +205,52 @@ def lora(
         r.put("model.lora.target_modules", "all-linear" if whole else targets.value, targets)
 
 
-def schedule(r: Reading, kind: SourceValue, *, unit: str, warmup: SourceValue | None, note: str = "") -> None:
-    """Write the learning-rate schedule and its warm-up."""
+def schedule(
+    r: Reading,
+    kind: SourceValue,
+    *,
+    unit: str,
+    warmup: SourceValue | None = None,
+    share: SourceValue | None = None,
+    note: str = "",
+) -> None:
+    """Write the learning-rate schedule and its warm-up; ``share``: the warm-up as a share of the run's steps."""
     names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
     if not r.choose("learner.schedule", kind, names):
         r.put("learner.schedule", "constant", note=f"{kind.value} has no counterpart")
     r.put("learner.schedule_unit", unit, note=note or f"what {r.title}'s scheduler counts")
-    if warmup is not None:
-        r.put("learner.warmup", max(0, round(warmup.value)), warmup)
+    if (warmup is None or warmup.value <= 0) and share is not None and share.value:
+        steps = r.lines["trainer.steps"]
+        count = 0 if steps.fill_in else steps.value * (optimizer_steps(r) if unit == "optimizer" else 1)
+        unknown = f"{brief(share)}, times {unit} steps" if steps.fill_in and share.given else ""
+        warmup = SourceValue(share.value * count, share.said, share.given, share.unread or unknown)
+    warmup = warmup or SourceValue(0, f"{r.title} has no warm-up unless set", False)
+    r.put("learner.warmup", max(0, round(warmup.value)), warmup)
 
 
-def share_of_steps(share: SourceValue) -> SourceValue:
-    """Return the warm-up that is a share of an unknown number of steps: none, until the user writes it."""
-    return SourceValue(0, f"FILL IN {brief(share)}, times trainer.steps", share.given)
+def optimizer_steps(r: Reading) -> int:
+    """Return the number of optimizer steps in a training step."""
+    prompts, mini = r.lines["rollout.prompts_per_step"].value, r.lines["learner.minibatch_prompts"].value
+    epochs = r.lines.get("learner.epochs_per_rollout")
+    return max(1, int(prompts) // int(mini)) * (1 if epochs is None else int(epochs.value))
 
 
-def epochs_and_steps(r: Reading, steps: SourceValue | None, epochs: SourceValue | None) -> None:
-    """Write when a run ends: after so many steps, or with the data."""
+def end(r: Reading, steps: SourceValue | None, epochs: SourceValue | None, *, per: int = 1) -> None:
+    """Write when a run ends: after so many steps, or with the data; ``per``: steps there for each step here."""
     if epochs is not None:
         whole = max(1, round(epochs.value))
         r.put("data.epochs", whole, epochs, note="" if whole == epochs.value else "rounded: whole passes here")
-    if steps is not None:
-        r.put("trainer.steps", max(0, int(steps.value)), steps)
+    if steps is not None and steps.value > 0:
+        note = f"{steps.value} optimiser steps / {per} of each training step" if per > 1 else ""
+        r.put("trainer.steps", -(-int(steps.value) // per), steps, note=note)
         return
-    problems, prompts = problems_of(r), r.lines["rollout.prompts_per_step"].value
-    if problems and not r.fill_in("rollout.prompts_per_step"):
-        count = max(1, problems * r.lines["data.epochs"].value // prompts)
-        r.put("trainer.steps", count, epochs, note=f"{problems} problems, {prompts} in each step")
+    problems, passes, prompts = problems_of(r), r.lines["data.epochs"], r.lines["rollout.prompts_per_step"]
+    if problems and not passes.fill_in and not prompts.fill_in:
+        count = max(1, problems * passes.value // prompts.value)
+        r.put("trainer.steps", count, epochs, note=f"{problems} problems, {prompts.value} in each step")
     else:
-        note = "FILL IN passes x problems / prompts_per_step. As it stands, the run ends with data.epochs"
-        r.put("trainer.steps", 1_000_000, epochs, note=note)
-        if (kind := r.lines["learner.schedule"].value) != "constant":
-            r.say(f"the {kind} schedule falls to its end at trainer.steps: set it to what the run shall have")
+        unknown = f"passes x problems / prompts_per_step ({brief(epochs)})" if epochs else "the number of steps"
+        r.put("trainer.steps", 1, SourceValue(1, "", True, unknown))
 
 
 def problems_of(r: Reading) -> int:
@@ -266,8 +280,10 @@ def staleness(r: Reading, found: SourceValue, *founds: SourceValue | None, note:
     r.put("rollout.max_staleness", min(MOST_STALE, max(0, int(found.value))), found, *founds, note=note)
 
 
-def staleness_if(r: Reading, on: SourceValue, switch: str, found: SourceValue) -> None:
-    """Write the staleness where a switch of the trainer is on; elsewhere say that it is not read."""
+def staleness_if(r: Reading, switch: str, key: str, *, default: int, entry: SourceValue | None = None) -> None:
+    """Write the staleness where a switch of the trainer is on; ``entry``: the program that stands for the switch."""
+    on, found = r.flag(switch, default=False), r.need(key, default=default)
+    on = entry if entry is not None and not on.given else on
     if on.value:
         staleness(r, found, on)
     else:
@@ -317,14 +333,12 @@ def evaluation(r: Reading, samples: SourceValue, temperature: SourceValue, top_p
         r.put("validation.top_p", float(top_p.value), top_p)
 
 
-def sampling(r: Reading, temperature: SourceValue, top_p: SourceValue | None, top_k: SourceValue | None) -> None:
-    """Write how responses are sampled; -1 and the like switch top_k off."""
-    r.put("rollout.temperature", float(temperature.value), temperature)
-    if top_p is not None:
-        r.put("rollout.top_p", float(top_p.value), top_p)
-    if top_k is not None and top_k.given:
-        off = top_k.value <= 0 or top_k.value >= 10_000_000
-        r.put("rollout.top_k", 0 if off else int(top_k.value), top_k, note="0: off" if off else "")
+def top_k(r: Reading, key: str) -> None:
+    """Write top_k; -1 and the like switch it off."""
+    found = r.number(key)
+    if found is not None:
+        off = found.value <= 0 or found.value >= 10_000_000
+        r.put("rollout.top_k", 0 if off else int(found.value), found, note="0: off" if off else "")
 
 
 def engine(r: Reading, name: SourceValue) -> None:
@@ -335,9 +349,8 @@ def engine(r: Reading, name: SourceValue) -> None:
 
 
 def generation(r: Reading, params: str, name: SourceValue, arguments: str) -> None:
-    """Write sampling by the section ``params``, the engine ``name``, and the arguments of the section ``arguments``."""
-    temperature = r.need(f"{params}.temperature", default=1.0)
-    sampling(r, temperature, r.number(f"{params}.top_p", default=1.0), r.number(f"{params}.top_k"))
+    """Write top_k of the section ``params``, the engine ``name``, and the arguments of the section ``arguments``."""
+    top_k(r, f"{params}.top_k")
     engine(r, name)
     engine_args(r, arguments)
 
@@ -421,13 +434,6 @@ def own_program(r: Reading, known: str, named: str) -> None:
         if found and ("." in word or "/" in word) and not re.fullmatch(known, found[1]):
             r.cautions.append(f"the program {word} is not {r.title}'s own: what its code changes is not in this recipe")
             return
-
-
-def shuffled(r: Reading, key: str) -> None:
-    """Write whether each epoch has a new order."""
-    found = r.flag(key, default=True)
-    if found.given:
-        r.put("data.shuffle", found.value, found)
 
 
 def other_loss(r: Reading, kind: SourceValue) -> bool:

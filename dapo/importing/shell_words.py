@@ -20,6 +20,9 @@ UNKNOWN = "\0"  # stands in a word for what is known only when the script runs; 
 UNSET = "\1"  # stands in a word for a variable that is empty unless somebody sets it outside, as ``${X:-}``
 _ASSIGNMENT = re.compile(r"\w+=")
 _PARAMETER = re.compile(r"\$(\w+|[@*#?$!-])")
+_CONTINUED = re.compile(r"\\[ \t]*\n([ \t]*#.*\n)*")  # comments in the middle of a command, as people leave them
+_SKIPPED = re.compile(rf"[^\S\n]+|#.*|{_CONTINUED.pattern}|<<-?[ \t]*['\"]?(?P<document>[A-Za-z_]\w*)['\"]?")
+_BRACKETS = re.compile(r"\\.|(?<!\w)'[^']*'|\"(?:\\.|[^\"\\])*\"|[(){}]", re.DOTALL)  # and what is quoted
 SEPARATORS = ("\n", ";", "&", "|", "(", ")")
 
 
@@ -49,11 +52,20 @@ class Names:
             return default
         return self.unknown(f"${name} is set outside of the script")
 
+    @property
+    def why(self) -> str:
+        """Why the command at hand is not constant."""
+        return "; ".join(dict.fromkeys(self.reasons))[:300] or "known only when it runs"
+
     def unknown(self, why: str) -> str:
         """Return ``UNKNOWN`` and keep the reason."""
         if len(self.reasons) < _MOST_REASONS:
             self.reasons.append(why)
         return UNKNOWN
+
+    def begin(self) -> None:
+        """Forget what was said of the command before."""
+        self.reasons, self.added = [], []
 
     def copy(self) -> Names:
         """Return the variables as they are now, for a branch."""
@@ -95,58 +107,20 @@ def _are_options(words: list[str]) -> bool:
     return not words or words[0].startswith(("-", "+")) or "=" in words[0]
 
 
-def logical_lines(text: str) -> list[tuple[int, str]]:
-    """Lines with continuations joined, comments between them and here-documents left out; each with its number."""
-    lines, result, n = text.splitlines(), [], 0
-    quote = ""
-    while n < len(lines):
-        first = n + 1
-        parts: list[str] = []
-        while n < len(lines):
-            line = lines[n]
-            n += 1
-            if line.lstrip().startswith("#") and not quote:
-                if not parts:
-                    break
-                continue  # a comment in the middle of a command, as people leave them
-            if not line.rstrip().endswith("\\") or line.rstrip().endswith("\\\\"):
-                parts.append(line)
-                break
-            parts.append(line.rstrip()[:-1])
-        joined = " ".join(parts)
-        result.append((first, joined))
-        quote = open_quotation(joined, quote)
-        if quote:
-            continue
-        if here := re.search(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1", joined):
-            while n < len(lines) and lines[n].strip() != here[2]:
-                n += 1
-            n += 1
-    return result
-
-
-def open_quotation(line: str, quote: str = "") -> str:
-    """Return the mark of the quotation that is open after a line (empty: none), if ``quote`` was open before it."""
-    n = 0
-    while n < len(line):
-        mark = line[n]
-        if mark == "\\" and quote != "'":
-            n += 1
-        elif mark == "#" and not quote and (n == 0 or line[n - 1].isspace()):
-            return ""
-        elif mark == quote:
-            quote = ""
-        elif not quote and (mark == '"' or (mark == "'" and not line[n - 1 : n].isalnum())):  # no apostrophe
-            quote = mark
-        n += 1
-    return quote
-
-
 class Reader:
     """Takes one text apart, a word at a time."""
 
     def __init__(self, text: str, names: Names, depth: int = 0) -> None:
         self.text, self.names, self.at, self.depth = text, names, 0, depth
+        self._document = ""  # the word that ends the here-document which begins after this line
+        self._line, self._counted = 1, 0
+
+    @property
+    def line(self) -> int:
+        """The number of the line that is read."""
+        self._line += self.text.count("\n", self._counted, self.at)
+        self._counted = self.at
+        return self._line
 
     def words(self) -> list[str]:
         """Words and separators (each of ``SEPARATORS`` as a word of its own) to the end of the text."""
@@ -156,16 +130,16 @@ class Reader:
         """Yield words and separators. A word sees the variables as they are when it is asked for."""
         count = 0
         while self.at < len(self.text):
+            if self._skip():
+                continue
             here = self.text[self.at]
-            if here.isspace() and here != "\n":
-                self.at += 1
-                continue
-            if here == "#":
-                self._to_end_of_line()
-                continue
             if here in SEPARATORS:
                 self.at += 1
+                count = 0 if here == "\n" else count
                 found = [here]
+                if here == "\n" and self._document:
+                    end = re.compile(rf"^\s*{self._document}\s*$", re.MULTILINE).search(self.text, self.at)
+                    self.at, self._document = end.end() if end else len(self.text), ""
             else:
                 found = self._word()
             count += len(found)
@@ -173,21 +147,26 @@ class Reader:
                 raise RecipeError(f"a line of the script has more than {_MOST_WORDS:,} words")
             yield from found
 
-    def _to_end_of_line(self) -> None:
-        end = self.text.find("\n", self.at)
-        self.at = len(self.text) if end < 0 else end
+    def _skip(self) -> bool:
+        """Pass over what is no word, such as blanks, a comment, ``<<END``; return whether there was any."""
+        found = _SKIPPED.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+            self._document = found["document"] or self._document
+        return found is not None
 
     def _word(self) -> list[str]:
         """One word, or several where an unquoted variable or an array holds several."""
         fields, size = [""], 0
         while self.at < len(self.text):
             here, before = self.text[self.at], len(fields[-1])
-            if here.isspace() or here in SEPARATORS:
-                if here == "(" and re.fullmatch(r"\w+\+?=", fields[-1]):
-                    return [fields[-1] + "(", *self._array(), "array)"]
+            if here == "(" and re.fullmatch(r"\w+\+?=", fields[-1]):
+                return [fields[-1] + "(", *self._array(), "array)"]
+            if here.isspace() or here in SEPARATORS or (here in "\\<" and _SKIPPED.match(self.text, self.at)):
                 break
-            if here == "'":
-                end = self._find("'", self.at + 1)
+            if here == "'" and not self.text[self.at - 1 : self.at].isalnum():  # no apostrophe
+                end = self.text.find("'", self.at + 1)
+                self._ends(end >= 0, "a quotation")
                 fields[-1] += self.text[self.at + 1 : end]
                 self.at = end + 1
             elif here == '"':
@@ -215,29 +194,31 @@ class Reader:
     def _array(self) -> list[str]:
         self.at += 1
         words: list[str] = []
-        while self.at < len(self.text):
-            here = self.text[self.at]
-            if here == ")":
+        while self.text[self.at : self.at + 1] != ")":
+            self._ends(self.at < len(self.text), "an array")
+            if self.text[self.at] in SEPARATORS:
                 self.at += 1
-                break
-            if here.isspace():
-                self.at += 1
-            elif here == "#":
-                self._to_end_of_line()
-            elif here in SEPARATORS:
-                self.at += 1
-            else:
+            elif not self._skip():
                 words += self._word()
             if len(words) > _MOST_WORDS:
                 raise RecipeError(f"an array of the script has more than {_MOST_WORDS:,} words")
+        self.at += 1
         return words
+
+    def _ends(self, found: bool, what: str) -> None:
+        if not found:
+            raise RecipeError(f"line {self.line} opens {what} that does not end")
 
     def _quoted(self, fields: list[str]) -> int:
         """Read to the closing quotation mark; return the number of characters that this added."""
         size = 0
-        while self.at < len(self.text) and self.text[self.at] != '"':
+        while self.text[self.at : self.at + 1] != '"':
+            self._ends(self.at < len(self.text), "a quotation")
             here = self.text[self.at]
-            if here == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`"):
+            if continued := _CONTINUED.match(self.text, self.at):
+                fields[-1] += " "
+                self.at = continued.end()
+            elif here == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`"):
                 fields[-1] += self.text[self.at + 1]
                 self.at += 2
             elif here in "$`":
@@ -257,24 +238,21 @@ class Reader:
             fields += parts[1:]
         return sum(map(len, parts)) + len(parts)
 
-    def _find(self, what: str, start: int) -> int:
-        end = self.text.find(what, start)
-        return len(self.text) if end < 0 else end
-
     def _matching(self, opening: str, closing: str, start: int) -> int:
         """Just behind the bracket that closes the one at ``start``."""
-        depth, end = 0, start
-        while end < len(self.text):
-            depth += {opening: 1, closing: -1}.get(self.text[end], 0)
-            end += 1
+        depth = 0
+        for found in _BRACKETS.finditer(self.text, start):
+            depth += {opening: 1, closing: -1}.get(found[0], 0)
             if depth == 0:
-                return end
-        return end + 1
+                return found.end()
+        self._ends(False, f"a bracket {opening}")
+        return len(self.text)
 
     def _expansion(self) -> str | list[str]:
         text, at = self.text, self.at
         if text[at] == "`":
-            self.at = self._find("`", at + 1) + 1
+            end = re.compile(r"`|$", re.MULTILINE).search(text, at + 1)
+            self.at = end.end() if end else len(text)
             return self._unknown("`...` is a command")
         if text.startswith("$((", at):
             end = self._matching("(", ")", at + 1)
