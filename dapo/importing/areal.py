@@ -36,8 +36,8 @@ def convert(r: Reading) -> None:
     elif where is not None and where.value == "slurm":
         nodes = r.count("cluster.n_nodes", default=1)
         r.put("slurm.nodes", nodes.value, where, nodes, note="`dapo launch` submits the job")
-    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
-    shared.lora(r, "actor.", names, on=r.flag("actor.use_lora", default=False), rank=32, alpha=16)
+    on, names = r.flag("actor.use_lora", default=False), "lora_rank lora_alpha lora_dropout target_modules"
+    shared.lora(r, "actor.", names, on=on, rank=32, alpha=16)
 
 
 def _loss(r: Reading) -> None:
@@ -192,8 +192,6 @@ def _running(r: Reading) -> None:
     stale = r.number("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
     if stale is not None and stale.value:
         shared.staleness(r, stale, note="the same unit: versions of the weights")
-        if r.lines.get("algorithm.old_logprobs") and r.lines["algorithm.old_logprobs"].value == "sampler":
-            r.say("generation goes on while the learner works (docs/overlap.md)")
     temperature = r.number("eval_gconfig.temperature")
     if temperature is not None and temperature.value == 0:
         r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")

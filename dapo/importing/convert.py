@@ -14,7 +14,7 @@ from dapo.config.unusual import unread
 from dapo.errors import RecipeError
 from dapo.importing import areal, huggingface, nemo, processes, skyrl, slurm, verl
 from dapo.importing.files import SourceFiles
-from dapo.importing.given import SourceFile
+from dapo.importing.given import Processes, SourceFile
 from dapo.importing.method import refuse_other_methods
 from dapo.importing.python_source import read_python
 from dapo.importing.reading import Apart, Listed, Reading, SourceValue
@@ -94,7 +94,7 @@ def import_text(
             "write it out"
         )
     if devices:
-        source.devices, source.nodes = devices, 1
+        source.processes = Processes({"num_processes": str(devices)})
     reading = Reading(source, SYSTEMS[system], cautions=list(source.cautions))
     for row in ALONE:
         if reading.title in row.who:

@@ -84,9 +84,12 @@ def _convert(r: Reading, d: Defaults) -> None:
 
 
 def _devices(r: Reading) -> SourceValue:
-    if r.source.devices:
-        nodes = f" on each of {r.source.nodes} machines" if r.source.nodes > 1 else ""
-        return SourceValue(r.source.devices * r.source.nodes, f"from {r.source.devices} processes{nodes}", True)
+    found = r.source.processes
+    if found.unread:
+        return SourceValue(1, "", True, found.unread)
+    if found.devices:
+        nodes = f" on each of {found.nodes} machines" if found.nodes > 1 else ""
+        return SourceValue(found.devices * found.nodes, f"from {found.devices} processes{nodes}", True)
     return SourceValue(1, "one device: nothing says how many (`--devices N`)", False)
 
 
@@ -104,8 +107,9 @@ def _sizes(r: Reading, d: Defaults) -> None:
     batch = r.number("generation_batch_size") or generated
     prompts = max(1, batch.value // group.value)
     note = f"{batch.value} responses / {group.value} of each prompt"
-    if batch.value % group.value:
-        r.say(f"{batch.value} responses are no whole groups of {group.value}; {r.title} refuses that")
+    if batch.value % group.value and not batch.unread:
+        why = f"{batch.said[5:]} responses are no whole groups of {group.value}. `--devices N` gives the processes"
+        batch = SourceValue(batch.value, "", True, why)
     r.put("rollout.prompts_per_step", prompts, batch, group, note=note)
     total = SourceValue(prompts, batch.said, batch.given, batch.unread)
     shared.minibatch_of_responses(r, total, group, step)
@@ -264,18 +268,17 @@ def _optimiser(r: Reading, d: Defaults) -> None:
 
 def _adapter(r: Reading, kind: SourceValue) -> None:
     """Defaults of ms-swift's ``tuner_args.py``, TRL's ``model_config.py``, PEFT's ``lora/config.py``."""
-    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
+    names, targets = "lora_rank lora_alpha lora_dropout", "target_modules"
     if r.title == "ms-swift":
         on = SourceValue(kind.value in ("lora", "adalora"), kind.said, kind.given)
-        shared.lora(r, "", names, on=on, rank=8, alpha=32, dropped=0.05)
+        shared.lora(r, "", f"{names} {targets}", on=on, rank=8, alpha=32, dropped=0.05)
         return
-    names["rank"] = "lora_r"
+    names = names.replace("lora_rank", "lora_r")
     if "LoraConfig" in r.source.words:
-        on = SourceValue(True, "from LoraConfig", True)
-        shared.lora(r, "", names, on=on, rank=8, alpha=8)
+        shared.lora(r, "", f"{names} {targets}", on=SourceValue(True, "from LoraConfig", True), rank=8, alpha=8)
     else:
-        names["targets"] = "lora_target_modules"
-        shared.lora(r, "", names, on=r.flag("use_peft", default=False), rank=16, alpha=32, dropped=0.05)
+        on = r.flag("use_peft", default=False)
+        shared.lora(r, "", f"{names} lora_{targets}", on=on, rank=16, alpha=32, dropped=0.05)
     if "model.lora.rank" in r.lines and "model.lora.target_modules" not in r.lines:
         r.say(
             "TRL leaves the adapted layers to PEFT, by architecture (query and value, mostly); here all linear ones are"
@@ -395,45 +398,34 @@ def _trl_correction(r: Reading) -> None:
     mode = r.text("vllm_importance_sampling_mode", default="sequence_mask")
     cap = r.need("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", default=3.0)
     floor = r.number("vllm_importance_sampling_clip_min")
-    corrects = r.lines["rollout.engine"].value != "embedded" and bool(on.value)
-    if not _off_policy_mask(r, "off_policy_mask_threshold", mode if corrects else None) and corrects:
-        _correct(r, mode, cap, floor)
+    if r.lines["rollout.engine"].value == "embedded" or not on.value:
+        mode = SourceValue("", mode.said, False)
+    _correct(r, "off_policy_mask_threshold", mode, cap, floor)
 
 
 def _swift_correction(r: Reading) -> None:
     mode = r.text("rollout_importance_sampling_mode", default="")
     cap = r.need("rollout_importance_sampling_threshold", default=2.0)
-    masked = _off_policy_mask(r, "off_policy_sequence_mask_delta", mode if mode.value else None)
-    if mode.value and not masked:
-        _correct(r, mode, cap)
+    _correct(r, "off_policy_sequence_mask_delta", mode, cap)
 
 
-def _off_policy_mask(r: Reading, key: str, mode: SourceValue | None) -> bool:
-    """Write the off-policy sequence mask, if the source has one, and name the correction that it replaces."""
-    threshold = r.number(key)
-    if threshold is None:
-        return False
-    r.put(f"{FIX}.kind", "mask_off_policy", threshold)
-    r.put(f"{FIX}.threshold", float(threshold.value), threshold)
-    if mode is not None:
-        r.say(f"{key} and {mode.value}: {r.title} multiplies both; this recipe has one correction, the mask")
-    return True
-
-
-def _correct(r: Reading, mode: SourceValue, cap: SourceValue, floor: SourceValue | None = None) -> None:
-    kind = _MODES.get(str(mode.value))
-    if kind is None:
+def _correct(r: Reading, key: str, mode: SourceValue, cap: SourceValue, floor: SourceValue | None = None) -> None:
+    """Write the correction of ``mode``, or the off-policy sequence mask of ``key``, which goes before it."""
+    threshold, kind = r.number(key), _MODES.get(str(mode.value))
+    if threshold is not None:
+        r.put(f"{FIX}.kind", "mask_off_policy", threshold)
+        r.put(f"{FIX}.threshold", float(threshold.value), threshold)
+        if mode.value:
+            r.say(f"{key} and {mode.value}: {r.title} multiplies both; this recipe has one correction, the mask")
+    elif kind is not None:
+        r.put(f"{FIX}.kind", kind[0], mode)
+        r.put(f"{FIX}.{kind[1]}", float(cap.value), cap)
+        if kind[0] == "mask_token":
+            note = "" if floor else f"{r.title} has no lower bound"
+            r.put(f"{FIX}.floor", float(floor.value) if floor else 0.0, floor, note=note)
+    elif mode.value:
         r.put(f"{FIX}.kind", "none", mode, note="see below")
         r.say(
             f"{mode.value} drops sequences by the product of their ratios (bound {cap.value:g}), which drifts with the "
             "length, and is not here: algorithm.correction.kind=mask_sequence goes by the geometric mean"
         )
-        return
-    r.put(f"{FIX}.kind", kind[0], mode)
-    r.put(f"{FIX}.{kind[1]}", float(cap.value), cap)
-    if kind[0] == "mask_token" and floor is not None:
-        r.put(f"{FIX}.floor", float(floor.value), floor)
-    elif kind[0] == "mask_token":
-        r.put(f"{FIX}.floor", 0.0, note=f"{r.title} has no lower bound")
-    else:
-        r.drop(floor, f"a lower bound of weights; `{kind[0]}` has none")

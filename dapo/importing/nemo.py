@@ -26,11 +26,12 @@ def convert(r: Reading) -> None:
     _advantage(r)
     _running(r)
     _optimiser(r)
-    names = {"rank": "dim", "alpha": "alpha", "dropout": "dropout", "targets": "target_modules"}
     megatron = r.flag("policy.megatron_cfg.enabled", default=False).value
     where = "policy.megatron_cfg.peft" if megatron else "policy.dtensor_cfg.lora_cfg"
     on, every = r.flag(f"{where}.enabled", default=False), r.flag(f"{where}.match_all_linear", default=not megatron)
-    shared.lora(r, f"{where}.", names, on=on, rank=32 if megatron else 8, alpha=32, every=every)
+    shared.lora(
+        r, f"{where}.", "dim alpha dropout target_modules", on=on, rank=32 if megatron else 8, alpha=32, every=every
+    )
 
 
 def _lengths(r: Reading) -> None:

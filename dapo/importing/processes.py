@@ -135,11 +135,12 @@ def _nemo(r: Reading) -> Layout:
 
 def _transformers(r: Reading) -> Layout | None:
     """Read the processes of TRL and ms-swift; a server of vLLM is another program."""
-    if not r.source.devices:
+    count = r.source.processes.devices
+    if not count or r.source.processes.unread:
         return None
     size = r.count("vllm_tensor_parallel_size", default=1)
     context = r.count("sequence_parallel_size", default=1) if r.title == "ms-swift" else None
-    devices = SourceValue(r.source.devices, f"from {r.source.devices} processes", True)
+    devices = SourceValue(count, f"from {count} processes", True)
     alone = r.lines["rollout.engine"].value == "vllm_server"
     return Layout((devices,), 1, devices.value, 0 if alone else devices.value, size, context)
 

@@ -42,6 +42,10 @@ def read_python(text: str, name: str) -> SourceFile:
         known = called.endswith(("GRPOConfig", "GRPOTrainer", "LoraConfig", "RLHFArguments"))
         if known or (not ours and _OTHER.fullmatch(called)):
             source.words.add(called)
+            if called.endswith("GRPOTrainer") and called != "GRPOTrainer":
+                source.cautions.append(
+                    f"the trainer {called} is not TRL's own: what its code changes is not in this recipe"
+                )
             _take(node, called, names, source)
     if "GRPOTrainer" in source.words and not {"GRPOConfig", "RLHFArguments"} & source.words:
         raise RecipeError(

@@ -14,20 +14,14 @@ from pathlib import Path
 
 from dapo.errors import RecipeError
 from dapo.importing.files import ENDINGS, OWN_DEFAULTS, SourceFiles, nearest_recipe
-from dapo.importing.given import MOST_SETTINGS, SourceFile
-from dapo.importing.shell_words import (
-    LONGEST,
-    SEPARATORS,
-    UNKNOWN,
-    UNSET,
-    Names,
-    Reader,
-)
+from dapo.importing.given import MOST_SETTINGS, Processes, SourceFile
+from dapo.importing.shell_words import LONGEST, SEPARATORS, UNKNOWN, UNSET, Names, Reader
 from dapo.importing.slurm import KEY, options
 from dapo.importing.values import from_text, shown
 from dapo.importing.yaml_source import read_yaml
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"(\w+)(\+?)=\(")
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w/@-]*(?:\.[\w@-]+)*)=(.*)", re.DOTALL)
 _SENTENCE = re.compile(r"\s*(?:- )?[A-Z][\w,-]*(?: [^\s=]+){8,}$")
 _A_PAGE = 3  # sentences; a script has one or two, in a quotation
@@ -35,8 +29,6 @@ APART = "copy a page's YAML block, command or Python into a file of its own (.ya
 _OPENING = {"if", "for", "while", "until", "case", "select"}
 _WORDS = {"then", "do", "{", "}", "!", "time", "nohup", "exec", "function"}
 _TESTS = ("[", "[[", "test", "grep", "command")
-_DEVICES = {"NPROC_PER_NODE", "nproc_per_node", "num_processes", "nproc-per-node"}
-_NODES = {"NNODES", "nnodes"}
 _LAUNCHERS = {"python", "python3", "torchrun", "uv", "accelerate", "deepspeed"}
 _PROGRAMS = {"swift", "trl", "megatron"}
 _CONFIGS = {"config", "config_file"}
@@ -94,6 +86,7 @@ class _Block:
     ways: list[Names] = field(default_factory=list)  # variables at the end of each branch so far
     every: bool = False  # there is an else, or a pattern `*`: no way leads past it
     at_pattern: bool = False  # the words up to the next `)` are a pattern of a case
+    never: bool = False  # a loop over arguments, where the script has none
 
 
 class _Script:
@@ -105,8 +98,7 @@ class _Script:
         self.opened = 0
         self.others: list[tuple[str, str, str]] = []  # scripts that a command runs, where it stands, why it is not read
         self.slurm: dict[str, str] = {}  # options of sbatch, of the lines #SBATCH or of the command at hand
-        self.devices: int | None = None
-        self.nodes = 1
+        self.processes = Processes()
 
     def read(self, text: str, within: int = 0) -> None:
         """Read the commands of a text one after the other; each sees the variables that those before it set.
@@ -120,23 +112,10 @@ class _Script:
         for directive in [] if within else re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text)[:MOST_SETTINGS]:
             self.slurm |= options(Reader(directive, self.names).words())[0]
         reader = Reader(text.replace("\r\n", "\n"), self.names)
-        command, array, between, number = list[str](), list[str](), "", 1  # separators since the command before
+        command, between, number = list[str](), "", 1  # separators since the command before
         tested = perhaps = False
         for word in itertools.chain(reader.each(), "\n"):
-            if array and word != "array)":
-                array.append(word)
-            elif array:
-                way = self.names.copy()
-                self._set_array(array[0], array[1:])
-                if between.endswith("||") or (between.endswith("&&") and (tested or perhaps)):
-                    self.names.take_shared([way, self.names.copy()])
-                array = []
-                self.names.begin()
-            elif re.fullmatch(r"\w+\+?=\(", word):
-                if command:  # `then A=(...)`
-                    self._command(number, command, "")
-                array, command = [word], []
-            elif word not in SEPARATORS:
+            if word not in SEPARATORS:
                 number = number if command else within or reader.line
                 command.append(word)
             elif self.blocks and self.blocks[-1].at_pattern:
@@ -165,8 +144,7 @@ class _Script:
         self._command(number, words, ending)
         self.names.take_shared([before, self.names.copy()])
 
-    def _set_array(self, name: str, words: list[str]) -> None:
-        plain, more = name.rstrip("(").rstrip("=").rstrip("+"), "+=" in name
+    def _set_array(self, plain: str, more: str, words: list[str]) -> None:
         if not more:
             self.names.arrays[plain], self.names.branched[plain] = [], []
             self.names.unsure.pop(plain, None)
@@ -181,7 +159,8 @@ class _Script:
         self.opened += 1
         if self.opened > MOST_SETTINGS:
             raise RecipeError(f"{self.name} has more than {MOST_SETTINGS:,} branches and loops")
-        self.blocks.append(_Block(self.names.copy(), words[0]))
+        never = words[0] in ("while", "until") and re.search(r"\b0 (-gt|-ne|>|!=) 0\b", " ".join(words)) is not None
+        self.blocks.append(_Block(self.names.copy(), words[0], never=never))
         if words[0] == "case":
             self.blocks[-1].at_pattern, self.blocks[-1].every = ending != ")", "*" in words
         if words[0] in ("for", "select") and len(words) > 1:
@@ -196,6 +175,9 @@ class _Script:
         """End a block; return the words that are left of its last command: none."""
         if self.blocks:
             block = self.blocks.pop()
+            if block.never:
+                self.names.become(block.before)
+                return []
             ways = block.ways if block.at_pattern else [*block.ways, self.names.copy()]
             self.names.take_shared(ways if block.every and ways else [*ways, block.before])
         return []
@@ -217,6 +199,9 @@ class _Script:
         exports = words[:1] == ["export"]
         while words and words[0] in ("export", "declare", "local", "readonly", "env", "set", "-x", "-a"):
             words = words[1:]
+        if words and (array := _ARRAY.fullmatch(words[0])):
+            self._set_array(array[1], array[2], words[1:])
+            return
         while words and (match := _ASSIGNED.fullmatch(words[0])):
             self._assign(match[1], match[2], match[3])
             words = words[1:]
@@ -289,6 +274,7 @@ class _Script:
 
     def _assign(self, name: str, more: str, text: str) -> None:
         before = self.names.texts.get(name, "")
+        self.processes.note(name, text)
         if UNKNOWN in text:
             self.names.unsure[name] = "; ".join(self.names.reasons[-1:]) or "it is not constant"
             return
@@ -300,17 +286,14 @@ class _Script:
         self.names.texts[name] = before + text if more else text
         if len(self.names.texts[name]) > LONGEST:
             raise RecipeError(f"{self.name}: the variable {name} grows beyond {LONGEST:,} characters")
-        if name in _DEVICES and text.isdigit():
-            self.devices = int(text)
-        elif name in _NODES and text.isdigit():
-            self.nodes = int(text)
 
     def _launch(self, number: int, words: list[str]) -> None:
-        launch = _Launch(SourceFile(self.name, "a launch script", devices=self.devices), f"line {number}")
-        launch.source.nodes = self.nodes
+        launch = _Launch(
+            SourceFile(self.name, "a launch script", processes=Processes({**self.processes.given})), f"line {number}"
+        )
         for option, text in self.slurm.items():
             self._take(launch, KEY + option, text or "true")
-        added = [word for word in self.names.added if word not in words]
+        added = self.names.added
         starts = [n for n, word in enumerate(added) if word.rpartition("/")[2] in _LAUNCHERS]
         added = added[starts[-1] + 1 :] if starts else added
         self._read_words(launch, words)
@@ -361,12 +344,7 @@ class _Script:
             launch.configurations.append((word, False))
 
     def _flag(self, launch: _Launch, flag: str, values: list[str]) -> None:
-        if flag in _DEVICES | _NODES and values and values[0].isdigit():
-            if flag in _NODES:
-                launch.source.nodes = int(values[0])
-            else:
-                launch.source.devices = int(values[0])
-                launch.source.nodes = 1 if flag == "num_processes" else launch.source.nodes  # it counts all machines'
+        if values and launch.source.processes.note(flag, values[0]):
             return
         plain = flag.replace("-", "_")
         if values and plain in (*_HYDRA, *_CONFIGS):
@@ -455,7 +433,8 @@ class _Script:
         best = max(self.launches, key=lambda launch: len(launch.settings))
         if best.lacks:
             raise RecipeError(best.lacks)
-        best.devices = best.devices or self.devices
+        if best.processes.devices is None:
+            best.processes = self.processes
         for other in self.launches:
             if other is not best and any("." in key for key in other.settings):
                 best.unresolved.append(

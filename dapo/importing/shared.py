@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from dapo.config.checks import OF_THE_ENGINE
@@ -165,7 +164,7 @@ def kl(
 def lora(
     r: Reading,
     where: str,
-    names: Mapping[str, str],
+    names: str,
     *,
     on: SourceValue | None,
     rank: int,
@@ -178,16 +177,16 @@ def lora(
     Args:
         r: what is read.
         where: the section of its keys, with the dot.
-        names: what ``rank``, ``alpha``, ``dropout`` and ``targets`` are called there.
+        names: of its rank, alpha, dropout and adapted layers.
         on: the switch; None: a rank above 0 is one.
         rank: the trainer's default.
         alpha: likewise.
         dropped: likewise, of the dropout.
         every: whether all linear layers are adapted, whatever ``targets`` says.
     """
-    given = {ours: where + theirs for ours, theirs in names.items()}
-    size, scale = r.need(given["rank"], default=rank), r.need(given["alpha"], default=alpha)
-    dropout, targets = r.number(given["dropout"]), r.find(given["targets"])
+    keys = [where + name for name in names.split()]
+    size, scale = r.need(keys[0], default=rank), r.need(keys[1], default=alpha)
+    dropout, targets = r.number(keys[2]), r.find(keys[3])
     if size.value < 1 or (on is not None and not on.value):
         return
     r.put("model.lora.rank", int(size.value), size, on)
@@ -196,7 +195,7 @@ def lora(
     if dropout is not None and dropout.value:
         r.drop(dropout, why)
     elif dropout is None and dropped:
-        r.say(f"{where}{names['dropout']} is {dropped:g} in {r.title} unless set: {why}")
+        r.say(f"{keys[2]} is {dropped:g} in {r.title} unless set: {why}")
     if every is not None and every.value:
         r.put("model.lora.target_modules", "all-linear", every, note="it goes before target_modules" if targets else "")
     elif targets is not None:
@@ -430,8 +429,7 @@ def brief(found: SourceValue) -> str:
 def own_program(r: Reading, known: str, named: str) -> None:
     """Warn of a program that is not the trainer's own: it may change the loss, the advantage or the rewards."""
     for word in sorted(r.source.words):
-        found = re.fullmatch(named, word)
-        if found and ("." in word or "/" in word) and not re.fullmatch(known, found[1]):
+        if re.fullmatch(named, word) and not re.fullmatch(known, word):
             r.cautions.append(f"the program {word} is not {r.title}'s own: what its code changes is not in this recipe")
             return
 

@@ -20,7 +20,8 @@ UNKNOWN = "\0"  # stands in a word for what is known only when the script runs; 
 UNSET = "\1"  # stands in a word for a variable that is empty unless somebody sets it outside, as ``${X:-}``
 _ASSIGNMENT = re.compile(r"\w+=")
 _PARAMETER = re.compile(r"\$(\w+|[@*#?$!-])")
-_CONTINUED = re.compile(r"\\[ \t]*\n([ \t]*#.*\n)*")  # comments in the middle of a command, as people leave them
+# The end of a line that goes on, with comments behind it, and empty lines before a setting: as people leave them
+_CONTINUED = re.compile(r"\\[ \t]*\n(?:(?:[ \t]*(?:#.*)?\n)*(?=[ \t]*(?:--\w|[+~]*\w+(?:\.\w+)+=))|(?:[ \t]*#.*\n)*)")
 _SKIPPED = re.compile(rf"[^\S\n]+|#.*|{_CONTINUED.pattern}|<<-?[ \t]*['\"]?(?P<document>[A-Za-z_]\w*)['\"]?")
 _BRACKETS = re.compile(r"\\.|(?<!\w)'[^']*'|\"(?:\\.|[^\"\\])*\"|[(){}]", re.DOTALL)  # and what is quoted
 SEPARATORS = ("\n", ";", "&", "|", "(", ")")
@@ -82,29 +83,46 @@ class Names:
         self.unsure = {name: why for way in ways for name, why in way.unsure.items()}
         self.branched = {}
         for name in {name for way in ways for name in (*way.arrays, *way.branched)}:
-            words = [way.arrays.get(name, []) for way in ways]
-            of_all = set.intersection(*map(set, words))
-            shared = [word for word in words[0] if word in of_all]
-            more = [word for way in words for word in way if word not in of_all]
+            shared, more = _shared([way.arrays.get(name, []) for way in ways])
             more += [word for way in ways for word in way.branched.get(name, [])]
             if any(name in way.arrays for way in ways):
                 self.arrays[name] = shared
             if more:
-                self.branched[name] = list(dict.fromkeys(more))
+                self.branched[name] = more
         for name in {name for way in ways for name in way.texts}:
-            texts = [way.texts.get(name) for way in ways]
-            self.texts[name] = shortest = min((text or "" for text in texts), key=len)
-            suffixes = [(text or "").removeprefix(shortest).split() for text in texts]
+            texts = [way.texts.get(name) or "" for way in ways]
+            words = [text.split() for text in texts]
             if all(text == texts[0] for text in texts):
-                continue
-            if all((text or "").startswith(shortest) for text in texts) and all(map(_are_options, suffixes)):
-                self.branched[name] = self.branched.get(name, []) + [word for words in suffixes for word in words]
+                self.texts[name] = texts[0]
+            elif all(not some or _begins_option(some[0]) for some in words):
+                shared, more = _shared(words)
+                self.texts[name] = " ".join(shared)
+                self.branched[name] = self.branched.get(name, []) + more
             else:
                 self.unsure[name] = "it is set inside of an if or a loop, and not by all branches alike"
 
 
-def _are_options(words: list[str]) -> bool:
-    return not words or words[0].startswith(("-", "+")) or "=" in words[0]
+def _shared(ways: list[list[str]]) -> tuple[list[str], list[str]]:
+    """Return the words of the options that all ways have, and of those that only some have."""
+    options = [_options(words) for words in ways]
+    every = [option for option in options[0] if all(option in others for others in options)]
+    more = dict.fromkeys(option for some in options for option in some if option not in every)
+    return [word for option in every for word in option], [word for option in more for word in option]
+
+
+def _options(words: list[str]) -> list[tuple[str, ...]]:
+    """Return each setting, and each flag with its values."""
+    options: list[tuple[str, ...]] = []
+    for word in words:
+        if not options or _begins_option(word):
+            options.append((word,))
+        else:
+            options[-1] = (*options[-1], word)
+    return options
+
+
+def _begins_option(word: str) -> bool:
+    return re.match(r"--?[A-Za-z]|[+~]*[\w./-]+=", word) is not None
 
 
 class Reader:
@@ -156,12 +174,12 @@ class Reader:
         return found is not None
 
     def _word(self) -> list[str]:
-        """One word, or several where an unquoted variable or an array holds several."""
+        """One word, or several where an unquoted variable or an array (``NAME=(`` and its words) holds several."""
         fields, size = [""], 0
         while self.at < len(self.text):
             here, before = self.text[self.at], len(fields[-1])
             if here == "(" and re.fullmatch(r"\w+\+?=", fields[-1]):
-                return [fields[-1] + "(", *self._array(), "array)"]
+                return [f"{fields[-1]}(", *self._array()]
             if here.isspace() or here in SEPARATORS or (here in "\\<" and _SKIPPED.match(self.text, self.at)):
                 break
             if here == "'" and not self.text[self.at - 1 : self.at].isalnum():  # no apostrophe
@@ -283,6 +301,8 @@ class Reader:
     def _plain(self, name: str) -> str | list[str]:
         if name in ("@", "*"):
             return list(self.names.arguments)  # nothing, unless another script calls this one
+        if name == "#":
+            return str(len(self.names.arguments))
         if name.isdecimal() and 0 < int(name) <= len(self.names.arguments):
             return self.names.arguments[int(name) - 1]
         if not re.fullmatch(r"[A-Za-z_]\w*", name):

@@ -28,9 +28,9 @@ def convert(r: Reading) -> None:
     _sampling(r)
     _length(r)
     _running(r)
-    names = {"rank": "rank", "alpha": "alpha", "dropout": "dropout", "targets": "target_modules"}
-    shared.lora(r, "trainer.policy.model.lora.", names, on=None, rank=0, alpha=16)
-    shared.own_program(r, "main_(base|dapo|fully_async|dapo_fully_async|async)", r"(?:[\w.]*[./])?(main_\w+)(?:\.py)?")
+    where, names = "trainer.policy.model.lora.", "rank alpha dropout target_modules"
+    shared.lora(r, where, names, on=None, rank=0, alpha=16)
+    shared.own_program(r, r".*main_(base|dapo|fully_async|dapo_fully_async|async)(\.py)?", r".*[./]main_\w+(\.py)?")
 
 
 def _loss(r: Reading) -> None:

@@ -30,9 +30,8 @@ def convert(r: Reading) -> None:
     thinks = r.flag("data.apply_chat_template_kwargs.enable_thinking", default=True)
     if thinks.given:
         r.put("data.chat_template_kwargs", {"enable_thinking": thinks.value}, thinks)
-    shared.own_program(
-        r, r"main_ppo\w*|main_dapo\w*|fully_async_main|main", r"(?:[\w.]*[./])?(main\w*|\w+_main)(?:\.py)?"
-    )
+    known = r"(?:(verl|recipe)[./].*)?(main_ppo\w*|main_dapo\w*|fully_async_main|main)(\.py)?"
+    shared.own_program(r, known, r"(.*[./])?(main\w*|\w+_main|train\w*)\.py|.*[./](main\w*|\w+_main)")
 
 
 def _adapter(r: Reading) -> None:
@@ -40,11 +39,9 @@ def _adapter(r: Reading) -> None:
     model = "actor_rollout_ref.model"
     megatron = r.number(f"{model}.lora.rank")
     if megatron is not None and megatron.value > 0:
-        names = {name: name for name in ("rank", "alpha", "dropout")} | {"targets": "target_modules"}
-        shared.lora(r, f"{model}.lora.", names, on=None, rank=0, alpha=32)
+        shared.lora(r, f"{model}.lora.", "rank alpha dropout target_modules", on=None, rank=0, alpha=32)
         return
-    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
-    shared.lora(r, f"{model}.", names, on=None, rank=0, alpha=16)
+    shared.lora(r, f"{model}.", "lora_rank lora_alpha lora_dropout target_modules", on=None, rank=0, alpha=16)
 
 
 def _sizes(r: Reading, prompts: SourceValue) -> None:

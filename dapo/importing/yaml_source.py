@@ -61,7 +61,7 @@ def _with_defaults(
         if not isinstance(entry, str):
             source.unresolved.append((f"defaults: {str(entry)[:200]}", "a group of settings that is not in the file"))
             continue
-        path, why = files.find(entry, (folder,))
+        path, why = files.find(entry.removesuffix("@_global_"), (folder,))
         if path is None:
             _without(source, entry[:200], why)
             continue
