@@ -1,8 +1,9 @@
 """Keys of other trainers: their names in dapo, or why they have no place here, so that a refusal can say it.
 
-The tables in ``peer_keys/`` hold them: ``placed.txt``, ``replaced.txt`` (losses and advantages that are not here),
-``missing.txt`` (what else changes the computation there), ``apart.txt`` (what does not), ``alone.txt`` (settings that
-one key decides, with its default), ``metrics.txt``, and ``words.txt`` (what is no key). The full comparison, behaviour included, is docs/peers.md.
+The tables in ``peer_keys/`` hold them: ``placed.txt``, ``alone.txt`` (settings that one key decides, with its default),
+``replaced.txt`` (losses and advantages that are not here), ``missing.txt`` (what else changes the computation there),
+``apart.txt`` (what does not), ``metrics.txt``, and ``words.txt`` (what is no key). The full comparison, behaviour
+included, is docs/peers.md.
 """
 
 from __future__ import annotations

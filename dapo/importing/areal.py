@@ -86,9 +86,7 @@ def _rejection(r: Reading, apart: SourceValue) -> None:
     upper, lower = r.need(f"{where}.upper", default=5.0), r.number(f"{where}.lower")
     metric = r.text(f"{where}.metric", default="ratio")
     mean = r.text(f"{where}.agg", default="mean")
-    if not any(key.startswith(where) for key in r.source.settings):
-        return
-    if not apart.value:
+    if not apart.value or not any(key.startswith(where) for key in r.source.settings):
         return
     kinds = {("token", "clamp"): "truncate", ("token", "mask"): "mask_token", ("sequence", "mask"): "mask_sequence"}
     kind = kinds.get((str(level.value), str(action.value)))

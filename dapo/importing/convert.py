@@ -182,7 +182,7 @@ def _list_what_stands_nowhere(r: Reading) -> None:
             and not re.search(rf"(?<![\w.]){re.escape(key)}(?![\w-]|\.\w)", said)
         ):
             what = f"{key} = {shown(given.value)}"
-            word = isinstance(given.value, str) and not is_off(given.value)
+            word = isinstance(given.value, str) and not is_off(given.value) and key not in r.usual
             row = apart_row(key, r.title)
             kind = Listed.DIFFERS if word and (row is None or row.effect != "idle") else Listed.IDLE
             r.apart.append(Apart(what, f"has no effect together with {r.title}'s other settings, or none here", kind))
@@ -215,6 +215,7 @@ def _without_idle_lines(r: Reading) -> str:
     known = {key: line.value for key, line in r.lines.items() if not line.fill_in}
     flat = {key: value for key, value in known.items() if not key.startswith(("data.train", "data.valid"))}
     flat["model.path"] = "builtin/signed-sum"
+    flat.setdefault("trainer.steps", 1_000_000)
     given = nested(flat)
     given.setdefault("data", {})["train"] = [{"task": "signed_sum"}]
     if "data.validation" in r.lines:

@@ -38,19 +38,19 @@ class Processes:
 
     @property
     def unread(self) -> str:
-        """What says it and has no value that can be read; empty: nothing."""
+        """Return what gives the number and cannot be read; empty: nothing."""
         name = next((name for name, text in self.given.items() if not text.isdigit()), "")
         return name and f"{name} is not constant; `--devices N` gives the number of processes"
 
     @property
     def devices(self) -> int | None:
-        """Those of one machine, where the source says it."""
+        """Return the number of one machine, or None where the source does not say it."""
         text = self.given.get("num_processes", self.given.get("nproc_per_node", ""))
         return int(text) if text.isdigit() else None
 
     @property
     def nodes(self) -> int:
-        """Machines."""
+        """Return the number of machines."""
         text = self.given.get("nnodes", "1")
         return int(text) if text.isdigit() else 1
 

@@ -260,9 +260,10 @@ def _optimiser(r: Reading, d: Defaults) -> None:
     warmup, share = r.number("warmup_steps", "lr_warmup_iters"), r.number("warmup_ratio", "lr_warmup_fraction")
     note = f"{r.title}'s scheduler counts optimiser steps"
     shared.schedule(r, kind, unit="optimizer", warmup=warmup, share=share, note=note)
-    least = r.number("min_lr")
-    if least is not None and r.lines["learner.schedule"].value != "constant" and rate.value:
-        r.put("learner.final_ratio", least.value / rate.value, least)
+    least, ratio = r.number("min_lr"), r.number("min_lr_rate")
+    if r.lines["learner.schedule"].value != "constant" and rate.value:
+        r.take("learner.final_ratio", ratio)
+        r.take("learner.final_ratio", least, lambda value: value / rate.value)
     _adapter(r, lora)
 
 
@@ -271,6 +272,7 @@ def _adapter(r: Reading, kind: SourceValue) -> None:
     names, targets = "lora_rank lora_alpha lora_dropout", "target_modules"
     if r.title == "ms-swift":
         on = SourceValue(kind.value in ("lora", "adalora"), kind.said, kind.given)
+        r.drop(None if on.value else kind, "all weights are trained, as without model.lora", idle=kind.value == "full")
         shared.lora(r, "", f"{names} {targets}", on=on, rank=8, alpha=32, dropped=0.05)
         return
     names = names.replace("lora_rank", "lora_r")

@@ -101,6 +101,9 @@ def _sampling(r: Reading) -> None:
 
 
 def _rewards(r: Reading) -> None:
+    if not r.lines[f"{_SCALE}.enabled"].value:
+        for name in ("source_min", "source_max", "target_min", "target_max"):
+            del r.lines[f"{_SCALE}.{name}"]
     shaped = r.flag("grpo.reward_shaping.enabled", default=False)
     cache = r.count("grpo.reward_shaping.overlong_buffer_length", default=128)
     factor = r.need("grpo.reward_shaping.overlong_buffer_penalty", default=1.0)
@@ -166,6 +169,7 @@ def _megatron(r: Reading, on: SourceValue) -> None:
         shape = SourceValue("constant", shape.said, shape.given)
     warmup = r.count(f"{scheduler}.lr_warmup_iters", default=13)
     shared.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
+    r.drop(r.find(f"{scheduler}.lr_warmup_init"), "the warm-up begins at learning_rate / warmup here")
     least = r.number(f"{optimizer}.min_lr")
     if least is not None and shape.value != "constant":
         r.put("learner.final_ratio", least.value / lr.value, least, lr)
@@ -241,8 +245,6 @@ def _best(r: Reading) -> None:
     if len(words) == 4 and all(word.isdigit() for word in words):
         days, hours, minutes, seconds = map(int, words)
         r.put("trainer.max_hours", round(24 * days + hours + minutes / 60 + seconds / 3600, 4), by, note="days:h:m:s")
-    elif by is not None:
-        r.drop(by, "NeMo RL expects days:hours:minutes:seconds; trainer.max_hours is its like")
 
 
 def _validation(r: Reading) -> None:
@@ -289,20 +291,23 @@ _KNOWN_DATA: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _data(r: Reading) -> None:
     usual = None if r.cautions or r.given("data.train") else "OpenMathInstruct-2"
-    train = r.find("data.train.dataset_name", "data.dataset_name", "data.train.data_path", default=usual)
-    if train is not None and not train.given:
-        prompt = "Think step-by-step to solve the following problem. Output your answer inside of \\boxed{} tags.:\n"
-        r.put("data.instruction", prompt, train, note="NeMo RL's examples/prompts/cot.txt")
-    for part, found in (
-        ("train", train),
-        ("validation", r.find("data.validation.dataset_name", "data.val_dataset_name", "data.validation.data_path")),
-    ):
+    for part, default in (("train", usual), ("validation", None)):
+        old = "data.dataset_name" if part == "train" else "data.val_dataset_name"
+        name = r.find(f"data.{part}.dataset_name", old, default=default)
+        found = r.find(f"data.{part}.data_path") or name  # a ResponseDataset has its file in data_path
+        asked = [r.find(f"data.{part}.{key}", f"data.default.{key}") for key in ("input_key", "output_key")]
         if found is None:
             continue
+        if not found.given:
+            prompt = (
+                "Think step-by-step to solve the following problem. Output your answer inside of \\boxed{} tags.:\n"
+            )
+            r.put("data.instruction", prompt, found, note="NeMo RL's examples/prompts/cot.txt")
+        fields = {ours: str(key.value) for ours, key in zip(("problem", "answer"), asked, strict=True) if key}
         known = _KNOWN_DATA.get(_plain(found.value))
         if known:
             r.put(f"data.{part}", [{"path": f"hub:{known[0]}", **known[1]}], found)
-        elif "/" in str(found.value):
-            shared.data(r, part, found)
+        elif "/" in str(found.value) or found.unread:
+            shared.data(r, part, found, **({"fields": fields} if fields else {}))
         else:
             r.drop(found, f"a data set that NeMo RL knows by name: give its file, data.{part}.0.path=FILE")

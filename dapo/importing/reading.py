@@ -58,11 +58,6 @@ class Apart:
     reason: str
     kind: Listed = Listed.DIFFERS
 
-    @property
-    def computed(self) -> bool:
-        """Whether it changes, or may change, what is computed."""
-        return self.kind is not Listed.IDLE
-
 
 @dataclass(slots=True)
 class Reading:
@@ -75,6 +70,7 @@ class Reading:
     said: list[str] = field(default_factory=list)  # what means something else here
     cautions: list[str] = field(default_factory=list)  # the recipe's first lines
     used: set[str] = field(default_factory=set)
+    usual: set[str] = field(default_factory=set)  # keys that are given and say what the trainer does anyway
 
     def given(self, *keys: str) -> bool:
         """Whether one of the keys is in the source with a value."""
@@ -89,6 +85,8 @@ class Reading:
             if key in self.source.settings:
                 self.used.add(key)
                 value = self.source.settings[key].value
+                if str(value).lower() == str(default).lower():
+                    self.usual.add(key)
                 if value is not None and value != "None":
                     return SourceValue(value, f"from {key} = {shown(value)}", True)
             elif key in self.source.unread:
@@ -208,10 +206,6 @@ class Reading:
             self.cautions.append(
                 f"this is not what {self.title} trains. {what if found.given else found.said}: {reason}"
             )
-
-    def fill_in(self, ours: str) -> bool:
-        """Return whether the user has to write a line's value."""
-        return ours in self.lines and self.lines[ours].fill_in
 
     def say(self, text: str) -> None:
         """List a difference in meaning at the end of the recipe."""

@@ -123,7 +123,8 @@ class _Script:
                     self.blocks[-1].every |= "*" in command
                     self.blocks[-1].at_pattern, command = False, []
                 elif command == ["esac"]:
-                    command = self._close()
+                    self._close()
+                    command = []
             else:
                 between += word
                 if between.endswith(";;") and not command and self.blocks and self.blocks[-1].kind == "case":
@@ -171,16 +172,15 @@ class _Script:
             self.blocks[-1].ways.append(self.names.copy())
             self.names.become(self.blocks[-1].before.copy())
 
-    def _close(self) -> list[str]:
-        """End a block; return the words that are left of its last command: none."""
-        if self.blocks:
-            block = self.blocks.pop()
-            if block.never:
-                self.names.become(block.before)
-                return []
-            ways = block.ways if block.at_pattern else [*block.ways, self.names.copy()]
+    def _close(self) -> None:
+        if not self.blocks:
+            return
+        block = self.blocks.pop()
+        ways = block.ways if block.at_pattern else [*block.ways, self.names.copy()]
+        if block.never:
+            self.names.become(block.before)
+        else:
             self.names.take_shared(ways if block.every and ways else [*ways, block.before])
-        return []
 
     def _command(self, number: int, words: list[str], ending: str) -> None:
         while words and (words[0] in _OPENING or words[0] in _WORDS or words[0] in ("elif", "else")):
@@ -386,17 +386,17 @@ class _Script:
         """Lay the settings on those of one file, and return what is wrong if it cannot be read."""
         source, known = launch.source, path.replace(UNKNOWN, "...")[:300]
         whose = OWN_DEFAULTS.get(path.rpartition("/")[2].rpartition(".")[0])
-        if UNKNOWN in path and not whose:
-            unknown = (
-                f"{self.name}, {launch.place}: the command's configuration {known} is not known ({self.names.why})"
-            )
-            path = path.rpartition("/")[2]
-            if UNKNOWN in path:
-                return f"{unknown}; write its name out"
-            if not self.files.is_there(path):
-                return f"{unknown}; copy {path} next to the script, or write its folder out"
-            source.cautions.append(f"{path} next to the script is read for {known}, whose folder is not known")
+        unknown = UNKNOWN in path and not whose
+        path = path.rpartition("/")[2] if unknown else path
         file, why = self.files.find(path, (self.files.folder, Path.cwd()))
+        if unknown and file is None:
+            what = (
+                "write its name out" if UNKNOWN in path else f"copy {path} next to the script, or write its folder out"
+            )
+            where = f"{self.name}, {launch.place}: the command's configuration {known} is not known ({self.names.why})"
+            return f"{where}; {what}"
+        if unknown:
+            source.cautions.append(f"{path} next to the script is read for {known}, whose folder is not known")
         if file is not None:
             below = read_yaml(self.files.text(file), path, file.parent, self.files)
             source.settings = {

@@ -23,12 +23,14 @@ def minibatch_of_prompts(r: Reading, prompts: SourceValue, mini: SourceValue) ->
 
 def minibatch_of_responses(r: Reading, prompts: SourceValue, group: SourceValue, mini: SourceValue) -> None:
     """Write a minibatch that is given in responses: divided by G it is one in prompts."""
-    if mini.value % group.value:
+    if mini.value % group.value and not mini.unread:
         r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
         said = f"{mini.said.removeprefix('from ')} responses are no whole groups of {group.value}"
         r.say(f"{said}: an optimiser step here takes whole groups, so all of P are one; set learner.minibatch_prompts")
         return
-    _minibatch(r, prompts, mini, mini.value // group.value, f"{mini.value} responses / {group.value} of each prompt")
+    _minibatch(
+        r, prompts, mini, max(1, mini.value // group.value), f"{mini.value} responses / {group.value} of each prompt"
+    )
 
 
 def _minibatch(r: Reading, prompts: SourceValue, mini: SourceValue, size: int, how: str) -> None:
@@ -188,6 +190,7 @@ def lora(
     size, scale = r.need(keys[0], default=rank), r.need(keys[1], default=alpha)
     dropout, targets = r.number(keys[2]), r.find(keys[3])
     if size.value < 1 or (on is not None and not on.value):
+        r.drop(targets, "of an adapter, which is off", idle=True)
         return
     r.put("model.lora.rank", int(size.value), size, on)
     r.put("model.lora.lora_alpha", float(scale.value), scale)
@@ -215,6 +218,7 @@ def schedule(
 ) -> None:
     """Write the learning-rate schedule and its warm-up; ``share``: the warm-up as a share of the run's steps."""
     names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+    names |= {"cosine_with_min_lr": "cosine", "cosine_warmup_with_min_lr": "cosine"}
     if not r.choose("learner.schedule", kind, names):
         r.put("learner.schedule", "constant", note=f"{kind.value} has no counterpart")
     r.put("learner.schedule_unit", unit, note=note or f"what {r.title}'s scheduler counts")

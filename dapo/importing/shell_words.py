@@ -184,7 +184,7 @@ class Reader:
                 break
             if here == "'" and not self.text[self.at - 1 : self.at].isalnum():  # no apostrophe
                 end = self.text.find("'", self.at + 1)
-                self._ends(end >= 0, "a quotation")
+                self._ends(end >= 0, "a quotation", self.line)
                 fields[-1] += self.text[self.at + 1 : end]
                 self.at = end + 1
             elif here == '"':
@@ -211,9 +211,9 @@ class Reader:
 
     def _array(self) -> list[str]:
         self.at += 1
-        words: list[str] = []
+        words, line = list[str](), self.line
         while self.text[self.at : self.at + 1] != ")":
-            self._ends(self.at < len(self.text), "an array")
+            self._ends(self.at < len(self.text), "an array", line)
             if self.text[self.at] in SEPARATORS:
                 self.at += 1
             elif not self._skip():
@@ -223,15 +223,16 @@ class Reader:
         self.at += 1
         return words
 
-    def _ends(self, found: bool, what: str) -> None:
+    @staticmethod
+    def _ends(found: bool, what: str, line: int) -> None:
         if not found:
-            raise RecipeError(f"line {self.line} opens {what} that does not end")
+            raise RecipeError(f"line {line} opens {what} that does not end")
 
     def _quoted(self, fields: list[str]) -> int:
         """Read to the closing quotation mark; return the number of characters that this added."""
-        size = 0
+        size, line = 0, self.line
         while self.text[self.at : self.at + 1] != '"':
-            self._ends(self.at < len(self.text), "a quotation")
+            self._ends(self.at < len(self.text), "a quotation", line)
             here = self.text[self.at]
             if continued := _CONTINUED.match(self.text, self.at):
                 fields[-1] += " "
@@ -263,7 +264,7 @@ class Reader:
             depth += {opening: 1, closing: -1}.get(found[0], 0)
             if depth == 0:
                 return found.end()
-        self._ends(False, f"a bracket {opening}")
+        self._ends(False, f"a bracket {opening}", self.line)
         return len(self.text)
 
     def _expansion(self) -> str | list[str]:
@@ -271,14 +272,14 @@ class Reader:
         if text[at] == "`":
             end = re.compile(r"`|$", re.MULTILINE).search(text, at + 1)
             self.at = end.end() if end else len(text)
-            return self._unknown("`...` is a command")
+            return self.names.unknown("`...` is a command")
         if text.startswith("$((", at):
             end = self._matching("(", ")", at + 1)
             inside, self.at = text[at + 3 : end - 2], end
             return self._arithmetic(inside)
         if text.startswith("$(", at):
             self.at = self._matching("(", ")", at + 1)
-            return self._unknown("$(...) is a command, which is not run")
+            return self.names.unknown("$(...) is a command, which is not run")
         if text.startswith("${", at):
             end = self._matching("{", "}", at + 1)
             inside, self.at = text[at + 2 : end - 1], end
@@ -296,7 +297,7 @@ class Reader:
         try:
             return str(calculate(plain, known, whole=True))
         except NotConstant:
-            return self._unknown(f"$(({inside.strip()[:60]})) is not constant")
+            return self.names.unknown(f"$(({inside.strip()[:60]})) is not constant")
 
     def _plain(self, name: str) -> str | list[str]:
         if name in ("@", "*"):
@@ -306,7 +307,7 @@ class Reader:
         if name.isdecimal() and 0 < int(name) <= len(self.names.arguments):
             return self.names.arguments[int(name) - 1]
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            return self._unknown(f"${name} is an argument of the script")
+            return self.names.unknown(f"${name} is an argument of the script")
         if name in self.names.arrays and name not in self.names.unsure:
             self.names.added += self.names.branched.get(name, [])
             return self.names.arrays[name][0] if self.names.arrays[name] else ""
@@ -316,21 +317,21 @@ class Reader:
         names = self.names
         if array := re.fullmatch(r"(\w+)\[[@*]\](?:[:+-].*)?", inside):
             if array[1] in names.unsure:
-                return self._unknown(f"the array {array[1]}: {names.unsure[array[1]]}")
+                return self.names.unknown(f"the array {array[1]}: {names.unsure[array[1]]}")
             names.added += names.branched.get(array[1], [])
             if array[1] in names.arrays or array[1] in names.branched or ":" in inside or "+" in inside:
                 return list(names.arrays.get(array[1], []))
-            return self._unknown(f"the array {array[1]} is set outside of the script")
+            return self.names.unknown(f"the array {array[1]} is set outside of the script")
         if re.fullmatch(r"[@*](:.*)?", inside):
             return list(names.arguments)
         match = re.fullmatch(r"([A-Za-z_]\w*|[1-9])(?:(:?[-=+])(.*))?", inside, re.DOTALL)
         if match is None:
-            return self._unknown(f"${{{inside[:40]}}} is not a plain variable")
+            return self.names.unknown(f"${{{inside[:40]}}} is not a plain variable")
         name, how, other = match[1], match[2] or "", match[3] or ""
         if not how or (name.isdecimal() and int(name) <= len(names.arguments)):
             return self._plain(name)
         if name in names.unsure:
-            return self._unknown(f"${name}: {names.unsure[name]}")
+            return self.names.unknown(f"${name}: {names.unsure[name]}")
         if self.depth >= _DEEPEST or len(other) > LONGEST:
             raise RecipeError("the script's variables stand too deep within each other")
         has = name in names.texts and (names.texts[name] not in ("", UNSET) or ":" not in how)
@@ -341,6 +342,3 @@ class Reader:
         if how[-1] == "=" and UNKNOWN not in found:
             names.texts.setdefault(name, found)  # `: "${X:=8}"` sets it for what follows
         return found or UNSET
-
-    def _unknown(self, why: str) -> str:
-        return self.names.unknown(why)

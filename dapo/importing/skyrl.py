@@ -174,9 +174,7 @@ _FIELDS = {"problem": "prompt", "answer": "reward_spec.ground_truth"}
 def _evaluation(r: Reading) -> None:
     params = "generator.eval_sampling_params"
     some = any(key.startswith(f"{params}.") for key in r.source.settings)
-    temperature = r.number(f"{params}.temperature", default=1.0 if some else 0)
-    if temperature is None:
-        temperature = SourceValue(0, "SkyRL's default", False)
+    temperature = r.need(f"{params}.temperature", default=1.0 if some else 0)
     if some and not temperature.given:
         r.say("SkyRL's evaluation has temperature 0, and 1 as soon as any other of eval_sampling_params is set")
     samples = r.count("generator.eval_n_samples_per_prompt", default=1)

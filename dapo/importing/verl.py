@@ -30,7 +30,7 @@ def convert(r: Reading) -> None:
     thinks = r.flag("data.apply_chat_template_kwargs.enable_thinking", default=True)
     if thinks.given:
         r.put("data.chat_template_kwargs", {"enable_thinking": thinks.value}, thinks)
-    known = r"(?:(verl|recipe)[./].*)?(main_ppo\w*|main_dapo\w*|fully_async_main|main)(\.py)?"
+    known = r"((verl|recipe)[./](.*[./])?)?(main_ppo\w*|main_dapo\w*|fully_async_main|main)(\.py)?"
     shared.own_program(r, known, r"(.*[./])?(main\w*|\w+_main|train\w*)\.py|.*[./](main\w*|\w+_main)")
 
 

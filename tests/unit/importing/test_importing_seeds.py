@@ -105,9 +105,9 @@ NAMES = {
     "AReaL": """actor.overlong_reward_penalty actor.overlong_tokens actor.overlong_penalty_factor actor.eps_clip
         actor.eps_clip_higher actor.dynamic_sampling gsm8k_dapo.yaml""",
     "ms-swift": """epsilon epsilon_high --epsilon_high dynamic_sample --dynamic_sample max_resample_times
-        --max_resample_times --loss_type bnpo overlong_filter --overlong_filter reward_funcs --reward_funcs soft_overlong
-        soft_max_length soft_cache_length --soft_cache_length max_completion_length L_max L_cache Clip-Higher
-        Dynamic-Sampling Token-level-Loss Overlong-Filtering Soft-Overlong-Punishment""",
+        --max_resample_times --loss_type bnpo overlong_filter --overlong_filter reward_funcs --reward_funcs
+        soft_overlong soft_max_length soft_cache_length --soft_cache_length max_completion_length L_max L_cache
+        Clip-Higher Dynamic-Sampling Token-level-Loss Overlong-Filtering Soft-Overlong-Punishment""",
     "NeMo RL": """use_dynamic_sampling num_prompts_per_step num_generations_per_prompt batch_multiplier
         dynamic_sampling_max_gen_batches reward_scaling source_min source_max target_min target_max reward_shaping
         overlong_buffer_length overlong_buffer_penalty max_response_length dynamic_sampling_num_gen_batches
