@@ -196,16 +196,10 @@ def _running(r: Reading) -> None:
     else:
         r.take("validation.temperature", temperature, float)
     for part, key in (("train", "train_dataset"), ("validation", "valid_dataset")):
-        found = r.find(f"{key}.path")
+        found, split = r.find(f"{key}.path"), r.find(f"{key}.split")
         kind = {"format": "gsm8k"} if found is not None and "gsm8k" in str(found.value) else {}
         if found is not None and str(found.value) == "openai/gsm8k":
             found = SourceValue("openai/gsm8k:main", found.said, True)
-            kind["split"] = "train" if part == "train" else "test"
-        split = r.find(f"{key}.split")
-        if found is not None and split is not None:
-            kind["split"] = str(split.value)
-            found = SourceValue(found.value, f"{found.said}, {split.said.removeprefix('from ')}", True)
-        else:
-            r.drop(split, "of a data set, which is not named")
-        shared.data(r, part, found, **kind)
+            split = split or SourceValue("train" if part == "train" else "test", "", False)
+        shared.data(r, part, found, split, **kind)
     shared.run_name(r, r.find("experiment_name"), r.find("trial_name"))

@@ -56,9 +56,7 @@ def convert_swift(r: Reading) -> None:
     """Write every line that needs several keys of ms-swift, or one of its defaults."""
     _convert(r, SWIFT)
     method = r.text("rlhf_type", default="grpo")
-    if method.value == "grpo":
-        r.drop(method, "a recipe is GRPO or a relative", idle=True)
-    else:
+    if method.value != "grpo":
         r.replace(method, "GRPO and its relatives are here")
     on = r.flag("dynamic_sample", default=False)
     times = r.count("max_resample_times", default=3)
@@ -292,15 +290,11 @@ def _entropy_and_reference(r: Reading) -> None:
     adapts, target = r.flag("use_adaptive_entropy", default=False), r.number("entropy_target")
     if adapts.value and target is not None:
         r.put("algorithm.entropy_control.target", float(target.value), target, adapts)
-    else:
-        r.drop(target, "use_adaptive_entropy is off", idle=True)
     follows, steps = r.flag("sync_ref_model", default=False), r.count("ref_model_sync_steps", default=512)
     mixed = r.need("ref_model_mixup_alpha", default=0.6)
     if follows.value and mixed.value == 1:
-        every, note = (
-            max(1, steps.value // shared.optimizer_steps(r)),
-            f"optimiser steps of {r.title}, training steps here",
-        )
+        every = max(1, steps.value // shared.optimizer_steps(r))
+        note = f"optimiser steps of {r.title}, training steps here"
         r.put("algorithm.reference.refresh_every", every, steps, follows, note=note)
     elif follows.value:
         r.drop(follows, "mixes reference and policy: algorithm.reference.refresh_every replaces the reference")
@@ -308,7 +302,6 @@ def _entropy_and_reference(r: Reading) -> None:
 
 def _running(r: Reading) -> None:
     shared.top_k(r, "top_k")
-    r.find("bf16")
     _engine(r)
     _entropy_and_reference(r)
     _evaluation(r)
@@ -317,9 +310,6 @@ def _running(r: Reading) -> None:
     dtypes = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
     r.choose("model.dtype", dtype if dtype.given else SourceValue(dtype.value, half.said, half.given), dtypes)
     _train_data(r)
-    split = r.find("eval_split")
-    held_out = r.find("val_dataset", "eval_dataset")
-    shared.data(r, "validation", held_out, **({"split": str(split.value)} if split else {}))
     steps, epochs = r.number("max_steps", "train_iters"), r.number("num_train_epochs", "max_epochs", default=3)
     limited = steps is not None and steps.value > 0
     shared.end(r, steps, None if limited else epochs, per=shared.optimizer_steps(r))
@@ -335,10 +325,8 @@ def _engine(r: Reading) -> None:
     host, port = r.text("vllm_server_host", default="localhost"), r.count("vllm_server_port", default=8000)
     if used.value and mode.value == "server":
         r.put("rollout.engine", "vllm_server", used, mode)
-        if url is None:
-            r.put("rollout.server.url", f"http://{host.value}:{port.value}", host, port)
-        else:
-            r.put("rollout.server.url", str(url.value), url)
+        address = f"http://{host.value}:{port.value}" if url is None else str(url.value)
+        r.put("rollout.server.url", address, *((host, port) if url is None else (url,)))
     elif used.value:
         r.put("rollout.engine", "vllm", used)
     else:
@@ -380,19 +368,12 @@ def _prompt(r: Reading) -> None:
 
 def _train_data(r: Reading) -> None:
     """Name the data; a data set of the hub may have a configuration and a split."""
-    found, part, split = r.find("dataset", "train_dataset", "dataset_name"), None, None
-    if r.title == "TRL":
-        part, split = r.find("dataset_config"), r.find("dataset_train_split")
+    found = r.find("dataset", "train_dataset", "dataset_name")
+    part, split = (r.find("dataset_config"), r.find("dataset_train_split")) if r.title == "TRL" else (None, None)
     if found is not None and part is not None and isinstance(found.value, str):
         found = SourceValue(f"{found.value}:{part.value}", f"{found.said}, {part.said.removeprefix('from ')}", True)
-    elif part is not None:
-        r.drop(part, "of a data set of the hub, which is not named")
-    if found is not None and split is not None:
-        found = SourceValue(found.value, f"{found.said}, {split.said.removeprefix('from ')}", True)
-        shared.data(r, "train", found, split=str(split.value))
-        return
-    r.drop(split, "of a data set, which is not named: data.train.N.split")
-    shared.data(r, "train", found)
+    shared.data(r, "train", found, split)
+    shared.data(r, "validation", r.find("val_dataset", "eval_dataset"), r.find("eval_split"))
 
 
 def _trl_correction(r: Reading) -> None:

@@ -213,15 +213,11 @@ def _running(r: Reading) -> None:
     _data(r)
     _validation(r)
     shared.end(r, r.number("grpo.max_num_steps"), r.number("grpo.max_num_epochs", default=1))
-    wandb = r.flag("logger.wandb_enabled", default=False)
     project = r.find("logger.wandb.project")
-    boards = [(name, r.flag(f"logger.{name}_enabled", default=False)) for name in ("tensorboard", "mlflow")]
-    named: list[str | dict[str, str]] = [name for name, on in boards if on.value]
-    if wandb.value:
-        named.append({"kind": "wandb", "project": str(project.value) if project else "grpo-dev"})
-    if named:
-        of_wandb = (wandb, project) if wandb.value else ()
-        r.put("logging.trackers", named, *(on for _, on in boards if on.value), *of_wandb)
+    boards = {name: r.flag(f"logger.{name}_enabled", default=False) for name in ("wandb", "tensorboard", "mlflow")}
+    if used := {name: on.said[5:] for name, on in boards.items() if on.value}:
+        found = SourceValue(" ".join(used), f"from {', '.join(used.values())}", True)
+        shared.trackers(r, found, project, otherwise="grpo-dev")
         if r.flag("grpo.use_dynamic_sampling", default=False).value:
             r.put("logging.also", "nemo-rl", note="NeMo RL's names of three metrics of dynamic sampling")
     shared.run_name(r, r.find("logger.wandb.name"))
@@ -303,11 +299,12 @@ def _data(r: Reading) -> None:
                 "Think step-by-step to solve the following problem. Output your answer inside of \\boxed{} tags.:\n"
             )
             r.put("data.instruction", prompt, found, note="NeMo RL's examples/prompts/cot.txt")
-        fields = {ours: str(key.value) for ours, key in zip(("problem", "answer"), asked, strict=True) if key}
+        columns = {ours: str(key.value) for ours, key in zip(("problem", "answer"), asked, strict=True) if key}
         known = _KNOWN_DATA.get(_plain(found.value))
         if known:
             r.put(f"data.{part}", [{"path": f"hub:{known[0]}", **known[1]}], found)
         elif "/" in str(found.value) or found.unread:
-            shared.data(r, part, found, **({"fields": fields} if fields else {}))
+            fields: dict[str, Any] = {"fields": columns} if columns else {}
+            shared.data(r, part, found, **fields)
         else:
             r.drop(found, f"a data set that NeMo RL knows by name: give its file, data.{part}.0.path=FILE")

@@ -152,9 +152,9 @@ class Reading:
                 self.lines[ours] = RecipeLine(value, unread, given=True, fill_in=True)
             return
         said = list(dict.fromkeys(found.said for found in founds if found is not None))
-        first = ["from " + ", ".join(s.removeprefix("from ") for s in said if s.startswith("from "))]
-        rest = [s for s in said if not s.startswith("from ")]
-        parts = [*(first if first != ["from "] else []), *rest, *([note] if note else [])]
+        origins = [s[5:] for s in said if s.startswith("from ")]
+        parts = [f"from {', '.join(origins)}"] if origins else []
+        parts += [s for s in (*said, note) if s and not s.startswith("from ")]
         given = any(found is not None and found.given for found in founds)
         self.lines[ours] = RecipeLine(value, "; ".join(dict.fromkeys(parts)), given)
 

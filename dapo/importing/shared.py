@@ -325,15 +325,13 @@ def trackers(r: Reading, found: SourceValue | None, project: SourceValue | None 
 
 def evaluation(r: Reading, samples: SourceValue, temperature: SourceValue, top_p: SourceValue | None) -> None:
     """Write a sampled evaluation; temperature 0 is a greedy response."""
+    r.take("validation.samples", samples)
     if temperature.value == 0:
         r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
-        r.put("validation.samples", samples.value, samples)
         return
-    r.put("validation.samples", samples.value, samples)
     r.put("validation.greedy", False, note=f"none in {r.title}")
-    r.put("validation.temperature", float(temperature.value), temperature)
-    if top_p is not None:
-        r.put("validation.top_p", float(top_p.value), top_p)
+    r.take("validation.temperature", temperature, float)
+    r.take("validation.top_p", top_p, float)
 
 
 def top_k(r: Reading, key: str) -> None:
@@ -385,12 +383,15 @@ def engine_args(r: Reading, section: str) -> None:
             r.drop(other, "arguments of vLLM: rollout.vllm.engine_args takes a dictionary", idle=True)
 
 
-def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> None:
+def data(r: Reading, part: str, found: SourceValue | None, split: SourceValue | None = None, **fields: Any) -> None:
     """Write files or hub names as ``data.train`` or ``data.validation``."""
-    if found is None or found.unread:
-        if found is not None:
-            r.put(f"data.{part}", [], found)
+    if found is None:
         return
+    if found.unread:
+        r.put(f"data.{part}", [], found)
+        return
+    if split is not None:
+        fields["split"] = str(split.value)
     paths = found.value if isinstance(found.value, list) else [found.value]
     if len(paths) == 1 and isinstance(paths[0], str) and re.fullmatch(r"\[.*\]", paths[0]):
         paths = [p.strip(" '\"") for p in paths[0][1:-1].split(",")]
@@ -403,7 +404,7 @@ def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> Non
         name, _, taken = path.partition("#")  # `AI-MO/NuminaMath:subset#500`
         named = path if local else f"hub:{name}"
         sources.append({"path": named, **fields, **({"size": int(taken)} if taken.isdigit() and int(taken) else {})})
-    r.put(f"data.{part}", sources, found)
+    r.put(f"data.{part}", sources, found, split)
 
 
 def optimizer(r: Reading, *keys: str) -> None:

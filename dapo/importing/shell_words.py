@@ -270,8 +270,8 @@ class Reader:
     def _expansion(self) -> str | list[str]:
         text, at = self.text, self.at
         if text[at] == "`":
-            end = re.compile(r"`|$", re.MULTILINE).search(text, at + 1)
-            self.at = end.end() if end else len(text)
+            closing = re.compile(r"`|$", re.MULTILINE).search(text, at + 1)
+            self.at = closing.end() if closing else len(text)
             return self.names.unknown("`...` is a command")
         if text.startswith("$((", at):
             end = self._matching("(", ")", at + 1)

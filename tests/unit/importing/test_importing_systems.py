@@ -385,7 +385,7 @@ def test_trls_rollouts_serve_as_many_passes_here(tmp_path) -> None:
             "a.py",
             "off_policy_mask_threshold and sequence_mask",
         ),
-        ("swift rlhf --rlhf_type grpo --off_policy_sequence_mask_delta 0.3 --num_generations 1", "a.sh", ""),
+        ("swift rlhf --rlhf_type grpo --off_policy_sequence_mask_delta 0.3 --generation_batch_size 8", "a.sh", ""),
     ],
 )
 def test_the_off_policy_mask_is_imported(text: str, name: str, said: str, tmp_path) -> None:
