@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dapo.importing import shared
@@ -305,6 +306,7 @@ def _data(r: Reading) -> None:
             r.put(f"data.{part}", [{"path": f"hub:{known[0]}", **known[1]}], found)
         elif "/" in str(found.value) or found.unread:
             fields: dict[str, Any] = {"fields": columns} if columns else {}
+            found = replace(found, said=", ".join([found.said, *(key.said[5:] for key in asked if key)]))
             shared.data(r, part, found, **fields)
         else:
             r.drop(found, f"a data set that NeMo RL knows by name: give its file, data.{part}.0.path=FILE")

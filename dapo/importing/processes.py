@@ -104,7 +104,7 @@ def _areal(r: Reading) -> Layout | None:
 
 def _dimensions(text: str) -> dict[str, int]:
     """Return the sizes in ``fsdp:d4p1t2`` by their letters; empty for another text."""
-    found = re.fullmatch(r"(?:\w+:)?((?:[a-z]\d{1,5})+)", text.strip())
+    found = re.fullmatch(r"(?:\w+[:.])?((?:[a-z]\d{1,5})+)", text.strip())
     return {letter: int(size) for letter, size in re.findall(r"([a-z])(\d+)", found[1])} if found else {}
 
 
