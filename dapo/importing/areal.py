@@ -19,7 +19,7 @@ def convert(r: Reading) -> None:
         note = f"{prompts.value} prompts / {parts.value} minibatches"
         r.put("learner.minibatch_prompts", size, parts, note=f"{note}; {parts.value} optimiser steps")
     else:
-        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
+        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step")
         r.say(
             f"{parts.value} minibatches of {prompts.value} prompts are no whole groups; set learner.minibatch_prompts"
         )
@@ -96,7 +96,8 @@ def _rejection(r: Reading, apart: SourceValue) -> None:
     r.put(f"{FIX}.kind", kind, level, action)
     r.put(f"{FIX}.cap", float(upper.value), upper)
     if kind != "truncate":
-        r.put(f"{FIX}.floor", float(lower.value) if lower else 0.0, lower)
+        note = "" if lower else "AReaL has no lower bound"
+        r.put(f"{FIX}.floor", float(lower.value) if lower else 0.0, lower, note=note)
 
 
 def _groups(r: Reading) -> None:

@@ -407,7 +407,7 @@ def _correct(r: Reading, key: str, mode: SourceValue, cap: SourceValue, floor: S
             note = "" if floor else f"{r.title} has no lower bound"
             r.put(f"{FIX}.floor", float(floor.value) if floor else 0.0, floor, note=note)
     elif mode.value:
-        r.put(f"{FIX}.kind", "none", mode, note="see below")
+        r.put(f"{FIX}.kind", "none", mode, note=f"{r.title} has another correction")
         r.say(
             f"{mode.value} drops sequences by the product of their ratios (bound {cap.value:g}), which drifts with the "
             "length, and is not here: algorithm.correction.kind=mask_sequence goes by the geometric mean"

@@ -156,7 +156,9 @@ class Reading:
         parts = [f"from {', '.join(origins)}"] if origins else []
         parts += [s for s in (*said, note) if s and not s.startswith("from ")]
         given = any(found is not None and found.given for found in founds)
-        self.lines[ours] = RecipeLine(value, "; ".join(dict.fromkeys(parts)), given)
+        self.lines[ours] = RecipeLine(
+            value, "; ".join(dict.fromkeys(parts)) or f"what {self.title} does without a setting", given
+        )
 
     def take(
         self, ours: str, found: SourceValue | None, kind: Callable[[Any], Any] | None = None, note: str = ""

@@ -24,7 +24,7 @@ def minibatch_of_prompts(r: Reading, prompts: SourceValue, mini: SourceValue) ->
 def minibatch_of_responses(r: Reading, prompts: SourceValue, group: SourceValue, mini: SourceValue) -> None:
     """Write a minibatch that is given in responses: divided by G it is one in prompts."""
     if mini.value % group.value and not mini.unread:
-        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
+        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step")
         said = f"{mini.said.removeprefix('from ')} responses are no whole groups of {group.value}"
         r.say(f"{said}: an optimiser step here takes whole groups, so all of P are one; set learner.minibatch_prompts")
         return

@@ -194,7 +194,7 @@ def _sampling(r: Reading, prompts: SourceValue) -> None:
     if metric.value in ("acc", "accuracy"):
         r.put(f"{DS}.metric", "accuracy", metric)
     else:
-        r.put(f"{DS}.metric", "accuracy", metric, note="see below")
+        r.put(f"{DS}.metric", "accuracy", metric, note="accuracy alone")
         r.say(
             f"verl filters by {metric.value}, which may hold the length penalty; groups are kept by accuracy here, as "
             "in the paper (a named reward can be `algorithm.dynamic_sampling.metric`)"

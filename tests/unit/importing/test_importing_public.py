@@ -148,3 +148,15 @@ def test_the_least_rate_of_a_schedule() -> None:
 def test_areals_earlier_spelling_of_an_allocation() -> None:
     lines = lines_of("areal", {"gconfig": {"n_samples": 4}, "allocation_mode": "sglang.d4p1t1+d2p1t1"})
     assert (lines["learner.ranks"], lines["rollout.engines"]) == (2, 4)
+
+
+def test_no_remark_is_empty() -> None:
+    rejection = {"level": "token", "action": "mask"}
+    settings = {"gconfig": {"n_samples": 4}, "actor": {"use_decoupled_loss": True, "rejection_sampling": rejection}}
+    line = import_text(json.dumps(settings), "a.json", "areal").reading.lines["algorithm.correction.floor"]
+    assert (line.value, line.comment) == (0.0, "AReaL has no lower bound")
+    correction = {"rollout_rs": "geometric", "rollout_rs_threshold": 1.25}
+    settings = {"actor_rollout_ref": {"rollout": {"n": 4}}, "algorithm": {"rollout_correction": correction}}
+    made = import_text(json.dumps(settings), "a.json", "verl")
+    assert made.reading.lines["algorithm.correction.token_cap"].value is None
+    assert [key for key, line in made.reading.lines.items() if not line.comment] == []
