@@ -96,8 +96,7 @@ def _rejection(r: Reading, apart: SourceValue) -> None:
     r.put(f"{FIX}.kind", kind, level, action)
     r.put(f"{FIX}.cap", float(upper.value), upper)
     if kind != "truncate":
-        note = "" if lower else "AReaL has no lower bound"
-        r.put(f"{FIX}.floor", float(lower.value) if lower else 0.0, lower, note=note)
+        r.put(f"{FIX}.floor", float(lower.value) if lower else 0.0, lower)
 
 
 def _groups(r: Reading) -> None:

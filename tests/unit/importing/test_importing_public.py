@@ -154,7 +154,7 @@ def test_no_remark_is_empty() -> None:
     rejection = {"level": "token", "action": "mask"}
     settings = {"gconfig": {"n_samples": 4}, "actor": {"use_decoupled_loss": True, "rejection_sampling": rejection}}
     line = import_text(json.dumps(settings), "a.json", "areal").reading.lines["algorithm.correction.floor"]
-    assert (line.value, line.comment) == (0.0, "AReaL has no lower bound")
+    assert (line.value, line.comment) == (0.0, "what AReaL does without a setting")
     correction = {"rollout_rs": "geometric", "rollout_rs_threshold": 1.25}
     settings = {"actor_rollout_ref": {"rollout": {"n": 4}}, "algorithm": {"rollout_correction": correction}}
     made = import_text(json.dumps(settings), "a.json", "verl")
