@@ -58,7 +58,8 @@ def import_recipe(
         print(f"settings without a line that change what is computed there, listed at its end: {differing}")
     if made.refused:
         print(f"`dapo check` will refuse it until this is settled:\n{made.refused}")
-    needed = " ".join(ARGUMENTS[key] for key in made.missing)
+    unread = (f"{key}=VALUE" for key, line in reading.lines.items() if line.fill_in and key not in made.missing)
+    needed = " ".join([*(ARGUMENTS[key] for key in made.missing), *unread])
     print(f"look at it with: dapo check {out}{f' {needed}' if needed else ''}")
     return 0
 

@@ -92,8 +92,9 @@ def explain(key: str) -> list[str]:
         return lines
     if hint := apart_hint(key):
         return [f"`{key}`: {hint}"]
-    plain = key.lstrip("-").lower().replace("-", "_")  # `--epsilon_high`, `Clip-Higher`
-    if plain != key and peer_hint(plain):
+    plain = key.lstrip("-").lower().replace("-", "_").replace(" ", "_")  # `--epsilon_high`, `Clip-Higher`
+    file = plain.rpartition("/")[2]  # `examples/run_grpo_math.py`
+    if (plain := file if file in PEER_WORDS else plain) != key and (peer_hint(plain) or _by_last_part(plain)):
         return explain(plain)
     near = nearest(key) or get_close_matches(key, {*settings(), *_metric_keys(), *words()}, 3, 0.6)
     hint = (

@@ -1,8 +1,9 @@
 """Keys of other trainers: their names in dapo, or why they have no place here, so that a refusal can say it.
 
-The tables in ``peer_keys/`` hold them: ``placed.txt``, ``replaced.txt`` (losses and advantages that are not here),
-``missing.txt`` (what else changes the computation there), ``apart.txt`` (what does not), ``metrics.txt``, and
-``words.txt`` (what is no key). The full comparison, behaviour included, is docs/peers.md.
+The tables in ``peer_keys/`` hold them: ``placed.txt``, ``alone.txt`` (settings that one key decides, with its default),
+``replaced.txt`` (losses and advantages that are not here), ``missing.txt`` (what else changes the computation there),
+``apart.txt`` (what does not), ``metrics.txt``, and ``words.txt`` (what is no key). The full comparison, behaviour
+included, is docs/peers.md.
 """
 
 from __future__ import annotations
@@ -42,6 +43,16 @@ class PeerKey:
         names = " and ".join(f"`{o}`" for o in self.ours)
         first = f"`{self.key}` is called {names} here ({who})" if self.ours else f"`{self.key}` ({who}) has no key here"
         return f"{first}: {self.note}" if self.note else first
+
+
+class AloneKey(NamedTuple):
+    """One of our settings that a single key of another trainer decides."""
+
+    ours: str
+    who: tuple[str, ...]
+    keys: tuple[str, ...]  # whole, the newest spelling first; none: the trainer always does the same
+    default: str | None  # what the trainer does where the key is not set
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,18 @@ def _apart(table: str, effect: str) -> tuple[ApartKey, ...]:
     return tuple(ApartKey(key, line.who, line.above, effect) for line in _lines(table) for key in line.keys)
 
 
+def _alone(table: str) -> Iterator[AloneKey]:
+    for above, own, who, keys in _lines(table):
+        ours, _, note = above.partition(" | ")
+        for word in keys:
+            names, equals, default = word.partition("=")
+            yield AloneKey(
+                ours, who, () if names == "-" else tuple(names.split("/")), default if equals else None, own or note
+            )
+
+
 PEER_KEYS = tuple(_placed("placed.txt"))
+ALONE = tuple(_alone("alone.txt"))
 PEER_WORDS = {row.key: row for row in _placed("words.txt")}
 _APART = _apart("replaced.txt", "replaced") + _apart("missing.txt", "computed") + _apart("apart.txt", "idle")
 PEER_METRICS = tuple(

@@ -12,60 +12,41 @@ _SCALE = "algorithm.reward_scaling"
 def convert(r: Reading) -> None:
     """Write every line that needs several keys of AReaL, or one of its defaults."""
     prompts = r.count("train_dataset.batch_size", default=1)
-    group = r.count("gconfig.n_samples", default=1)
     r.put("rollout.prompts_per_step", prompts.value, prompts)
-    r.put("rollout.group_size", group.value, group)
     parts = r.count("actor.ppo_n_minibatches", default=4)
     size = prompts.value // parts.value
     if size and prompts.value % parts.value == 0:
         note = f"{prompts.value} prompts / {parts.value} minibatches"
         r.put("learner.minibatch_prompts", size, parts, note=f"{note}; {parts.value} optimiser steps")
     else:
-        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
+        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step")
         r.say(
             f"{parts.value} minibatches of {prompts.value} prompts are no whole groups; set learner.minibatch_prompts"
         )
     if parts.value > 1:
         r.say("AReaL splits by tokens, through groups; minibatches here are whole groups")
-    longest = r.count("gconfig.max_new_tokens", default=16384)
-    total = r.number("gconfig.max_tokens")
-    r.put("rollout.max_response_tokens", longest.value, longest)
-    r.take("data.max_prompt_tokens", r.number("train_dataset.max_length"))
-    if total is not None:
-        r.drop(total, "a limit of prompt and response together; the two limits are apart here")
     _loss(r)
     _groups(r)
-    _rewards(r, longest)
-    _optimiser(r)
+    _rewards(r)
     _running(r)
+    _optimiser(r)
     where = r.find("scheduler.type", "launcher.type", "launcher")
     if where is not None and where.value == "ray":
         r.put("launch.backend", "ray", where)
     elif where is not None and where.value == "slurm":
         nodes = r.count("cluster.n_nodes", default=1)
         r.put("slurm.nodes", nodes.value, where, nodes, note="`dapo launch` submits the job")
-    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
-    shared.lora(r, "actor.", names, on=r.flag("actor.use_lora", default=False), rank=32, alpha=16)
+    on, names = r.flag("actor.use_lora", default=False), "lora_rank lora_alpha lora_dropout target_modules"
+    shared.lora(r, "actor.", names, on=on, rank=32, alpha=16)
 
 
 def _loss(r: Reading) -> None:
-    low = r.need("actor.eps_clip", default=0.2)
-    high = r.number("actor.eps_clip_higher")
-    r.put("algorithm.clip.low", low.value, low)
-    if high is not None:
-        r.put("algorithm.clip.high", high.value, high)
-    else:
-        r.put("algorithm.clip.high", low.value, low, note="AReaL's eps_clip_higher is eps_clip unless set")
-    r.take("algorithm.clip.dual", r.number("actor.c_clip"), float)
-    r.put("algorithm.loss.reduction", "token_mean", note="AReaL has no other")
+    high, low = r.number("actor.eps_clip_higher"), r.need("actor.eps_clip", default=0.2)
+    note = "" if high else "AReaL's eps_clip_higher is eps_clip unless set"
+    r.take("algorithm.clip.high", high or low, note=note)
     sapo = r.flag("actor.use_sapo_loss", default=False)
-    for ours, key in (("positive", "actor.sapo_tau_pos"), ("negative", "actor.sapo_tau_neg")):
-        found = r.number(key)
-        if sapo.value and found is not None:
-            r.put(f"algorithm.loss.{ours}", float(found.value), found)
     if sapo.value:
-        r.put("algorithm.loss.kind", "sapo", sapo)
-        r.lines.pop("algorithm.clip.dual", None)
+        shared.other_loss(r, SourceValue("sapo", sapo.said, True))
     level = r.text("actor.importance_sampling_level", default="token")
     if level.value == "sequence":
         r.put("algorithm.loss.ratio", "sequence", level)
@@ -73,7 +54,6 @@ def _loss(r: Reading) -> None:
         r.drop(level, "ratios of tokens or of sequences are here", idle=level.value == "token")
     estimator = r.text("actor.kl_estimator", default="k1")
     r.drop(estimator, "of the KL term in the reward, which is k1 here", idle=estimator.value == "k1")
-    r.take("algorithm.entropy_coefficient", r.number("actor.entropy_coeff", "actor.entropy_coef"))
     coefficient = r.need("actor.kl_ctl", default=0.1)
     shared.kl(r, coefficient, None, in_reward=True)
     shared.plain_learner_ratio(r)
@@ -106,15 +86,11 @@ def _rejection(r: Reading, apart: SourceValue) -> None:
     upper, lower = r.need(f"{where}.upper", default=5.0), r.number(f"{where}.lower")
     metric = r.text(f"{where}.metric", default="ratio")
     mean = r.text(f"{where}.agg", default="mean")
-    if not any(key.startswith(where) for key in r.source.settings):
-        return
-    if not apart.value:
+    if not apart.value or not any(key.startswith(where) for key in r.source.settings):
         return
     kinds = {("token", "clamp"): "truncate", ("token", "mask"): "mask_token", ("sequence", "mask"): "mask_sequence"}
     kind = kinds.get((str(level.value), str(action.value)))
     if kind is None or metric.value != "ratio" or (kind == "mask_sequence" and mean.value != "mean"):
-        for found in (level, action, metric, mean, upper, lower):
-            r.drop(found, "of a rejection without a counterpart")
         r.replace(metric if metric.given else level, "this rejection has no counterpart: no correction is taken")
         return
     r.put(f"{FIX}.kind", kind, level, action)
@@ -153,16 +129,12 @@ def _groups(r: Reading) -> None:
         r.say("AReaL normalises no reward unless actor.reward_norm is set; here they are, by group")
     elif mean.value != "group":
         r.say(f"AReaL's actor.reward_norm.mean_level is {mean.value}; here the mean of the group is subtracted")
-    left_out, eps = r.flag(f"{norm}.mean_leave1out", default=False), r.need(f"{norm}.eps", default=1e-5)
+    left_out = r.flag(f"{norm}.mean_leave1out", default=False)
     said = (mean,) if mean.given or not given else ()
     r.put("algorithm.advantage.baseline", "leave_one_out" if left_out.value else "mean", *said, left_out)
     r.choose("algorithm.advantage.scale", std, {"group": "group_std", "batch": "batch_std", "none": "none", "": "none"})
-    r.put("algorithm.advantage.eps", eps.value, eps)
     unbiased = r.flag(f"{norm}.std_unbiased", default=True)
     r.put("algorithm.advantage.ddof", 1 if unbiased.value else 0, unbiased)
-    r.drop(r.find(f"{norm}.group_size"), "the group is that of a prompt here, as its page says to set it", idle=True)
-    for key in sorted(key for key in r.source.settings if key.startswith("actor.adv_norm")):
-        r.drop(r.find(key), "a second normalisation of advantages, over the batch: here they are normalised once")
 
 
 def _level(r: Reading, key: str, default: str) -> SourceValue:
@@ -174,7 +146,7 @@ def _level(r: Reading, key: str, default: str) -> SourceValue:
     return r.text(key, default=default)
 
 
-def _rewards(r: Reading, longest: SourceValue) -> None:
+def _rewards(r: Reading) -> None:
     bias, factor = r.need("actor.reward_bias", default=0.0), r.need("actor.reward_scaling", default=1.0)
     low, high = bias.value * factor.value, (1 + bias.value) * factor.value
     moved = (low, high) != (0, 1)
@@ -183,10 +155,9 @@ def _rewards(r: Reading, longest: SourceValue) -> None:
         r.put(f"{_SCALE}.target_min", float(low), bias, factor, note=f"(0 + {bias.value:g}) x {factor.value:g}")
         r.put(f"{_SCALE}.target_max", float(high), bias, factor, note=f"(1 + {bias.value:g}) x {factor.value:g}")
     clip = r.number("actor.reward_clip")
-    if clip is not None and clip.value < max(abs(low), abs(high)):
-        r.drop(clip, "cuts scaled rewards; the range here is that of 0 and 1")
-    elif clip is not None:
-        r.drop(clip, "wider than the scaled rewards of 0 and 1: without effect", idle=True)
+    if clip is not None:
+        wide = clip.value >= max(abs(low), abs(high))
+        r.drop(clip, "cuts scaled rewards; those of 0 and 1 lie within it or are cut", idle=wide)
     on = r.flag("actor.overlong_reward_penalty", default=False)
     cache, own = r.number("actor.overlong_tokens"), r.number("actor.overlong_penalty_factor")
     limit = r.number("actor.max_new_tokens", default=1024)
@@ -195,85 +166,40 @@ def _rewards(r: Reading, longest: SourceValue) -> None:
         if on.value:
             r.say("AReaL's penalty needs actor.overlong_tokens and actor.overlong_penalty_factor, which must be given")
     else:
-        same = limit is not None and limit.value == longest.value
+        same = limit is not None and limit.value == r.lines["rollout.max_response_tokens"].value
         shared.penalty(r, None if same else limit, cache, None, on)
-        note = f"{own.value:g} x actor.reward_scaling = {factor.value:g}: the penalty is scaled along there"
+        note = f"{own.value:g} x actor.reward_scaling = {factor.value:g}: AReaL scales the penalty, too"
         r.put(f"{LEN}.factor", float(own.value * factor.value), own, note=note if factor.value != 1 else "")
-    r.put("algorithm.overlong_filtering", False, note="AReaL has none; on by default here")
-    zeroed = r.flag("actor.mask_no_eos_with_zero", default=False)
-    if zeroed.value:
-        r.drop(zeroed, "a reward of 0 for the longest rows; algorithm.overlong_filtering is its like")
     shared.reward(r, r.find("reward_fn", "train_dataset.reward_fn"))
 
 
 def _optimiser(r: Reading) -> None:
     optim = "actor.optimizer"
-    r.take("learner.learning_rate", r.need(f"{optim}.lr", default=1e-3))
     shared.optimizer(r, f"{optim}.type")  # its adam is AdamW
-    r.take("learner.weight_decay", r.need(f"{optim}.weight_decay", default=0.01))
     first, second = r.need(f"{optim}.beta1", default=0.9), r.need(f"{optim}.beta2", default=0.999)
     r.put("learner.betas", [first.value, second.value], first, second)
-    r.take("learner.max_grad_norm", r.need(f"{optim}.gradient_clipping", default=1.0), float)
-    r.take("learner.eps", r.number(f"{optim}.eps"))
-    steps = r.number("total_train_steps")
-    share = r.number(f"{optim}.warmup_steps_proportion", default=0.001)
-    if share is not None:
-        known = steps is not None
-        warmup = SourceValue(share.value * steps.value if steps else 0, share.said, share.given)
-        if share.value and share.given and not known:
-            warmup = shared.share_of_steps(share)
-        kind = r.text(f"{optim}.lr_scheduler_type", default="constant")
-        shared.schedule(r, kind, unit="rollout", warmup=warmup, note="AReaL's scheduler advances once a step")
+    kind, share = r.text(f"{optim}.lr_scheduler_type", default="constant"), r.number(f"{optim}.warmup_steps_proportion")
+    shared.end(r, r.number("total_train_steps"), r.number("total_train_epochs", default=1))
+    shared.schedule(r, kind, unit="rollout", share=share, note="AReaL's scheduler advances once a step")
 
 
 def _running(r: Reading) -> None:
-    top_k = r.number("gconfig.top_k")
-    top_p = r.number("gconfig.top_p", default=1.0)
-    shared.sampling(r, r.need("gconfig.temperature", default=1.0), top_p, top_k)
+    shared.top_k(r, "gconfig.top_k")
     backend = r.text("allocation_mode", "rollout.backend", default="sglang")
     shared.engine(r, SourceValue("vllm" if "vllm" in backend.value else "sglang", backend.said, backend.given))
     stale = r.number("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
     if stale is not None and stale.value:
         shared.staleness(r, stale, note="the same unit: versions of the weights")
-        if r.lines.get("algorithm.old_logprobs") and r.lines["algorithm.old_logprobs"].value == "sampler":
-            r.say("generation goes on while the learner works, as there: docs/overlap.md says what is promised")
-    for key, ours in (("saver", "checkpoint.every"), ("evaluator", "validation.every")):
-        found = r.number(f"{key}.freq_steps")
-        if found is not None:
-            r.put(ours, max(0, int(found.value)), found)
-        for unit in ("epochs", "secs"):
-            r.drop(r.find(f"{key}.freq_{unit}"), f"in {unit} there; {ours} counts training steps", idle=True)
-    _evaluation(r)
-    r.drop(r.number("actor.temperature"), "the temperature is that of sampling: rollout.temperature", idle=True)
-    r.take("model.path", r.find("actor.path"), str)
-    dtype = r.text("actor.dtype", default="bfloat16")
-    r.choose("model.dtype", dtype, {"bfloat16": "bfloat16", "float32": "float32"})
+    temperature = r.number("eval_gconfig.temperature")
+    if temperature is not None and temperature.value == 0:
+        r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
+    else:
+        r.take("validation.temperature", temperature, float)
     for part, key in (("train", "train_dataset"), ("validation", "valid_dataset")):
-        found = r.find(f"{key}.path")
+        found, split = r.find(f"{key}.path"), r.find(f"{key}.split")
         kind = {"format": "gsm8k"} if found is not None and "gsm8k" in str(found.value) else {}
         if found is not None and str(found.value) == "openai/gsm8k":
             found = SourceValue("openai/gsm8k:main", found.said, True)
-            kind["split"] = "train" if part == "train" else "test"
-        split = r.find(f"{key}.split")
-        if found is not None and split is not None:
-            kind["split"] = str(split.value)
-            found = SourceValue(found.value, f"{found.said}, {split.said.removeprefix('from ')}", True)
-        else:
-            r.drop(split, "of a data set, which is not named")
-        shared.data(r, part, found, **kind)
-    shared.epochs_and_steps(r, r.number("total_train_steps"), r.number("total_train_epochs", default=1))
-    shared.shuffled(r, "train_dataset.shuffle")
+            split = split or SourceValue("train" if part == "train" else "test", "", False)
+        shared.data(r, part, found, split, **kind)
     shared.run_name(r, r.find("experiment_name"), r.find("trial_name"))
-    r.take("run.seed", r.number("seed"), int)
-
-
-def _evaluation(r: Reading) -> None:
-    for key, ours in (("n_samples", "samples"), ("max_new_tokens", "max_response_tokens"), ("top_p", "top_p")):
-        r.take(f"validation.{ours}", r.number(f"eval_gconfig.{key}"))
-    greedy, temperature = r.flag("eval_gconfig.greedy", default=False), r.number("eval_gconfig.temperature")
-    if greedy.given:
-        r.put("validation.greedy", greedy.value, greedy)
-    if temperature is not None and temperature.value == 0:
-        r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
-    elif temperature is not None:
-        r.put("validation.temperature", float(temperature.value), temperature)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.config.load import difference_from_preset, recipe_from_dict
-from dapo.config.peers import apart_row, in_section_apart, peer_entry
+from dapo.config.peers import ALONE, apart_row, in_section_apart, peer_entry
 from dapo.config.settings import kinds_at, lookup, options_of, settings
 from dapo.config.unusual import unread
 from dapo.errors import RecipeError
 from dapo.importing import areal, huggingface, nemo, processes, skyrl, slurm, verl
 from dapo.importing.files import SourceFiles
-from dapo.importing.given import SourceFile
+from dapo.importing.given import Processes, SourceFile
 from dapo.importing.method import refuse_other_methods
 from dapo.importing.python_source import read_python
 from dapo.importing.reading import Apart, Listed, Reading, SourceValue
@@ -23,7 +23,7 @@ from dapo.importing.recognise import SYSTEMS, recognise
 from dapo.importing.script_source import APART, read_script
 from dapo.importing.text import read_source
 from dapo.importing.turns import convert_turns
-from dapo.importing.values import is_off, shown
+from dapo.importing.values import from_text, is_off, shown
 from dapo.importing.yaml_source import read_yaml
 
 _CONVERT: dict[str, Callable[[Reading], None]] = {
@@ -94,8 +94,11 @@ def import_text(
             "write it out"
         )
     if devices:
-        source.devices, source.nodes = devices, 1
+        source.processes = Processes({"num_processes": str(devices)})
     reading = Reading(source, SYSTEMS[system], cautions=list(source.cautions))
+    for row in ALONE:
+        if reading.title in row.who:
+            reading.copy(row.ours, row.keys, None if row.default is None else from_text(row.default), row.note)
     convert_turns(reading)
     _CONVERT[system](reading)
     slurm.convert(reading)
@@ -179,10 +182,10 @@ def _list_what_stands_nowhere(r: Reading) -> None:
             and not re.search(rf"(?<![\w.]){re.escape(key)}(?![\w-]|\.\w)", said)
         ):
             what = f"{key} = {shown(given.value)}"
-            word = isinstance(given.value, str) and not is_off(given.value)
+            word = isinstance(given.value, str) and not is_off(given.value) and key not in r.usual
             row = apart_row(key, r.title)
             kind = Listed.DIFFERS if word and (row is None or row.effect != "idle") else Listed.IDLE
-            r.apart.append(Apart(what, f"has no effect beside {r.title}'s other settings, or none here", kind))
+            r.apart.append(Apart(what, f"has no effect together with {r.title}'s other settings, or none here", kind))
 
 
 def _without_defaults(r: Reading) -> None:
@@ -212,6 +215,7 @@ def _without_idle_lines(r: Reading) -> str:
     known = {key: line.value for key, line in r.lines.items() if not line.fill_in}
     flat = {key: value for key, value in known.items() if not key.startswith(("data.train", "data.valid"))}
     flat["model.path"] = "builtin/signed-sum"
+    flat.setdefault("trainer.steps", 1_000_000)
     given = nested(flat)
     given.setdefault("data", {})["train"] = [{"task": "signed_sum"}]
     if "data.validation" in r.lines:

@@ -60,13 +60,6 @@ class SourceFiles:
                     continue
         return None, why
 
-    def is_there(self, name: str) -> bool:
-        """Return whether a file of that name lies in the source's folder or the working directory."""
-        try:
-            return any(place is not None and (place / name).is_file() for place in (self.folder, Path.cwd()))
-        except (OSError, ValueError, RuntimeError):
-            return False
-
     def text(self, path: Path) -> str:
         """Return the text of a file that ``find`` found.
 

@@ -21,6 +21,41 @@ class SourceSetting:
 
 
 @dataclass(slots=True)
+class Processes:
+    """How many processes learn, as variables and flags of a launcher say it."""
+
+    given: dict[str, str] = field(default_factory=dict)
+
+    def note(self, name: str, text: str) -> bool:
+        """Take a variable or a flag; return whether it is one of theirs."""
+        name = name.replace("-", "_").lower()
+        if name not in ("nnodes", "nproc_per_node", "num_processes"):
+            return False
+        self.given[name] = text
+        if name == "num_processes":  # it counts those of all machines
+            self.given.pop("nnodes", None)
+        return True
+
+    @property
+    def unread(self) -> str:
+        """Return what gives the number and cannot be read; empty: nothing."""
+        name = next((name for name, text in self.given.items() if not text.isdigit()), "")
+        return name and f"{name} is not constant; `--devices N` gives the number of processes"
+
+    @property
+    def devices(self) -> int | None:
+        """Return the number of one machine, or None where the source does not say it."""
+        text = self.given.get("num_processes", self.given.get("nproc_per_node", ""))
+        return int(text) if text.isdigit() else None
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of machines."""
+        text = self.given.get("nnodes", "1")
+        return int(text) if text.isdigit() else 1
+
+
+@dataclass(slots=True)
 class SourceFile:
     """Everything that a file says, whatever its form was."""
 
@@ -36,8 +71,7 @@ class SourceFile:
     folder: Path | None = None  # in which the files lie that it names
     words: set[str] = field(default_factory=set)  # programs and modules named, which tell whose it is
     functions: dict[str, str] = field(default_factory=dict)  # names of functions that are in a module, by theirs
-    devices: int | None = None  # processes that learn on a machine, where the source says it
-    nodes: int = 1  # machines
+    processes: Processes = field(default_factory=Processes)
 
     def add(self, key: str, value: Any, place: str) -> None:
         """Take one setting; the last one given wins, as it does in all six. A value without end is listed instead."""

@@ -6,6 +6,7 @@ A generation batch is ``per_device_train_batch_size`` x devices x ``steps_per_ge
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -33,20 +34,18 @@ class Defaults:
     per_device: int
     loss: str
     beta: float
-    temperature: float
     learning_rate: float
-    weight_decay: float
     betas: tuple[float, float]
     schedule: str
-    epochs: int
+    tuner: str
 
 
-TRL = Defaults(8, "dapo", 0.0, 1.0, 1e-6, 0.0, (0.9, 0.999), "linear", 3)
-SWIFT = Defaults(1, "grpo", 0.04, 0.9, 1e-5, 0.1, (0.9, 0.95), "cosine", 3)
+TRL = Defaults(8, "dapo", 0.0, 1e-6, (0.9, 0.999), "linear", "full")
+SWIFT = Defaults(1, "grpo", 0.04, 1e-5, (0.9, 0.95), "cosine", "lora")
 
 
 def convert_trl(r: Reading) -> None:
-    """every line that needs several keys of TRL, or one of its defaults."""
+    """Write every line that needs several keys of TRL, or one of its defaults."""
     _convert(r, TRL)
     shared.no_filter(r)
     r.say("TRL has no dynamic sampling: algorithm.dynamic_sampling.mode=filter adds it")
@@ -57,9 +56,7 @@ def convert_swift(r: Reading) -> None:
     """Write every line that needs several keys of ms-swift, or one of its defaults."""
     _convert(r, SWIFT)
     method = r.text("rlhf_type", default="grpo")
-    if method.value == "grpo":
-        r.drop(method, "a recipe is GRPO or a relative", idle=True)
-    else:
+    if method.value != "grpo":
         r.replace(method, "GRPO and its relatives are here")
     on = r.flag("dynamic_sample", default=False)
     times = r.count("max_resample_times", default=3)
@@ -80,75 +77,54 @@ def _convert(r: Reading, d: Defaults) -> None:
     _sizes(r, d)
     _loss(r, d)
     _rewards(r)
+    _running(r)
     _optimiser(r, d)
-    _running(r, d)
 
 
 def _devices(r: Reading) -> SourceValue:
-    if r.source.devices:
-        nodes = f" on each of {r.source.nodes} machines" if r.source.nodes > 1 else ""
-        return SourceValue(r.source.devices * r.source.nodes, f"from {r.source.devices} processes{nodes}", True)
+    found = r.source.processes
+    if found.unread:
+        return SourceValue(1, "", True, found.unread)
+    if found.devices:
+        nodes = f" on each of {found.nodes} machines" if found.nodes > 1 else ""
+        return SourceValue(found.devices * found.nodes, f"from {found.devices} processes{nodes}", True)
     return SourceValue(1, "one device: nothing says how many (`--devices N`)", False)
 
 
 def _sizes(r: Reading, d: Defaults) -> None:
-    group = r.count("num_generations", default=8)
+    """Write batch and minibatch. `megatron rlhf` names the responses of an optimizer step, whatever the devices are."""
+    group, slices = r.count("num_generations", default=8), r.number("steps_per_generation")
     if r.given("global_batch_size") or "global_batch_size" in r.source.unread:
-        _megatron_sizes(r, group)
-        return
-    per_device = r.count("per_device_train_batch_size", default=d.per_device)
-    accumulated = r.count("gradient_accumulation_steps", default=1)
-    devices = _devices(r)
-    slices = r.number("steps_per_generation") or accumulated
-    rows = per_device.value * accumulated.value * devices.value
-    whole = r.number("generation_batch_size")
-    batch = int(whole.value) if whole is not None else per_device.value * slices.value * devices.value
-    founds = (whole, group) if whole is not None else (per_device, slices, devices, group)
-    how = f"{batch} responses / {group.value} of each prompt"
-    if whole is None:
-        how = f"{per_device.value} x {slices.value} x {devices.value} = {how}"
-    prompts = max(1, batch // group.value)
-    if batch % group.value:
-        r.say(f"{batch} responses are no whole groups of {group.value}; {r.title} refuses that")
-    r.put("rollout.prompts_per_step", prompts, *founds, note=how)
-    r.put("rollout.group_size", group.value, group)
-    said = f"{per_device.value} x {accumulated.value} x {devices.value} = {rows}"
-    unread = next((found.unread for found in (*founds, accumulated) if found.unread), "")
-    total = SourceValue(prompts, per_device.said, per_device.given, unread)
-    founds_of_mini = [f.said for f in (per_device, accumulated, devices)]
-    step = SourceValue(rows, f"from {', '.join(s.removeprefix('from ') for s in founds_of_mini)}: {said}", True)
+        step = r.count("global_batch_size", default=16)
+        generated = _product(step, slices) if slices else step
+    else:
+        per_device = r.count("per_device_train_batch_size", default=d.per_device)
+        accumulated, devices = r.count("gradient_accumulation_steps", default=1), _devices(r)
+        step = _product(per_device, accumulated, devices)
+        generated = _product(per_device, slices or accumulated, devices)
+    batch = r.number("generation_batch_size") or generated
+    prompts = max(1, batch.value // group.value)
+    note = f"{batch.value} responses / {group.value} of each prompt"
+    if batch.value % group.value and not batch.unread:
+        why = f"{batch.said[5:]} responses are no whole groups of {group.value}. `--devices N` gives the processes"
+        batch = SourceValue(batch.value, "", True, why)
+    r.put("rollout.prompts_per_step", prompts, batch, group, note=note)
+    total = SourceValue(prompts, batch.said, batch.given, batch.unread)
     shared.minibatch_of_responses(r, total, group, step)
-    _lengths(r)
-
-
-def _megatron_sizes(r: Reading, group: SourceValue) -> None:
-    """Read `megatron rlhf`: an optimizer step has ``global_batch_size`` responses, whatever the devices are."""
-    step, slices = r.count("global_batch_size", default=16), r.count("steps_per_generation", default=1)
-    whole = r.number("generation_batch_size")
-    batch = int(whole.value) if whole is not None else step.value * slices.value
-    prompts = max(1, batch // group.value)
-    founds = (whole, group) if whole is not None else (step, slices, group)
-    how = f"{batch} responses / {group.value} of each prompt"
-    r.put("rollout.prompts_per_step", prompts, *founds, note=how)
-    r.put("rollout.group_size", group.value, group)
-    unread = next((found.unread for found in founds if found is not None and found.unread), "")
-    shared.minibatch_of_responses(r, SourceValue(prompts, step.said, step.given, unread), group, step)
-    _lengths(r)
-
-
-def _lengths(r: Reading) -> None:
     shared.epochs_per_rollout(r, "num_iterations")
-    r.take("rollout.max_response_tokens", r.count("max_completion_length", default=512))
-    r.take(
-        "data.max_prompt_tokens",
-        r.number("max_prompt_length") or (r.number("max_length") if r.title == "ms-swift" else None),
-    )
+
+
+def _product(*founds: SourceValue) -> SourceValue:
+    """Return the product of whole numbers, with all that they are from."""
+    value = math.prod(int(found.value) for found in founds)
+    said = ", ".join(found.said.removeprefix("from ") for found in founds)
+    how = " x ".join(str(found.value) for found in founds)
+    unread = next((found.unread for found in founds if found.unread), "")
+    return SourceValue(value, f"from {said}: {how} = {value}", True, unread)
 
 
 def _loss(r: Reading, d: Defaults) -> None:
-    low = r.number("epsilon", "epsilon_low", default=0.2)
-    high = r.number("epsilon_high")
-    assert low is not None
+    low, high = r.need("epsilon", "epsilon_low", default=0.2), r.number("epsilon_high")
     kind = r.text("loss_type", default=d.loss)
     reductions = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant", "bnpo": "micro_batch_mean"}
     reductions |= {"cispo": "token_mean", "sapo": "sequence_mean"}
@@ -156,15 +132,13 @@ def _loss(r: Reading, d: Defaults) -> None:
         r.put(f"{LOSS}.reduction", reductions.get(str(kind.value)), kind)
     else:
         r.replace(kind, "has no counterpart; `algorithm.loss.reduction` keeps its default")
-    r.put("algorithm.clip.low", low.value, low)
     if kind.value == "cispo":
         r.put(f"{LOSS}.kind", "cispo", kind)
         if high is not None:
             r.put(f"{LOSS}.cap", float(high.value), high, note="the ratio itself is bounded by it with cispo")
-    elif high is not None:
-        r.put("algorithm.clip.high", high.value, high)
     else:
-        r.put("algorithm.clip.high", low.value, low, note=f"{r.title}'s epsilon_high is epsilon unless set")
+        note = "" if high else f"{r.title}'s epsilon_high is epsilon unless set"
+        r.take("algorithm.clip.high", high or low, note=note)
     if kind.value == "bnpo":
         r.take(
             f"{LOSS}.reduction.sequences",
@@ -173,14 +147,8 @@ def _loss(r: Reading, d: Defaults) -> None:
         )
         r.put(f"{LOSS}.reduction.weighted", False, kind)
         r.say("bnpo is a mean over micro-batches; meant is algorithm.loss.reduction=token_mean, as in the paper")
-    other = kind.value == "sapo" and shared.other_loss(r, kind)
-    dual = r.number("delta")
-    if other:
-        r.drop(dual, "a bound of the clipped loss, which sapo has not")
-    elif dual is not None:
-        r.put(
-            "algorithm.clip.dual", float(dual.value), dual, note="the bound of the ratio, as c for negative advantages"
-        )
+    if kind.value == "sapo":
+        shared.other_loss(r, kind)
     level = r.text("importance_sampling_level", default="token")
     if level.value == "sequence":
         r.put(f"{LOSS}.ratio", "sequence", level)
@@ -195,7 +163,6 @@ def _loss(r: Reading, d: Defaults) -> None:
         shared.estimator(r, scale, "group_std")
     elif not r.choose("algorithm.advantage.scale", scale, words):
         r.replace(scale, "rewards are divided by the group's deviation here")
-    r.put("algorithm.advantage.eps", 1e-4, note=f"{r.title}'s constant")
     kind = r.text("advantage_estimator", default="grpo")
     if kind.value != "grpo":
         shared.estimator(r, kind, r.lines["algorithm.advantage.scale"].value)
@@ -224,7 +191,6 @@ def _rewards(r: Reading) -> None:
     else:
         shared.no_penalty(r, funcs)
         r.find("soft_cache_length")
-    r.put("algorithm.reward_scaling.enabled", False, note="rewards are taken as they are there; to -1 and 1 here")
     if funcs is not None and funcs.unread:
         r.put("rewards", [], funcs)
     else:
@@ -280,47 +246,39 @@ def _soft_lengths(r: Reading, called: str) -> tuple[SourceValue, SourceValue | N
 
 
 def _optimiser(r: Reading, d: Defaults) -> None:
-    lora = r.text("train_type", "tuner_type", default="lora" if r.title == "ms-swift" else "full")
-    rate = 1e-4 if r.title == "ms-swift" and lora.value == "lora" else d.learning_rate
-    r.take("learner.learning_rate", r.need("learning_rate", "lr", default=rate))
-    decay, norm = r.need("weight_decay", default=d.weight_decay), r.need("max_grad_norm", "clip_grad", default=1.0)
-    r.put("learner.weight_decay", decay.value, decay)
-    r.put("learner.max_grad_norm", float(norm.value), norm)
+    lora = r.text("train_type", "tuner_type", default=d.tuner)
+    rate = r.need(
+        "learning_rate", "lr", default=1e-4 if r.title == "ms-swift" and lora.value == "lora" else d.learning_rate
+    )
+    r.take("learner.learning_rate", rate)
     first, second = r.need("adam_beta1", default=d.betas[0]), r.need("adam_beta2", default=d.betas[1])
     r.put("learner.betas", [first.value, second.value], first, second)
     shared.optimizer(r, "optim")
-    r.take("learner.eps", r.number("adam_epsilon", "adam_eps"))
-    steps = r.number("max_steps", "train_iters")
-    warmup: SourceValue | None
-    warmup, share = r.number("warmup_steps", "lr_warmup_iters"), r.number("warmup_ratio", "lr_warmup_fraction")
-    if (warmup is None or not warmup.value) and share is not None and share.value:
-        if steps is not None and steps.value > 0:
-            warmup = SourceValue(share.value * steps.value, share.said, True, share.unread or steps.unread)
-        else:
-            warmup = shared.share_of_steps(share)
-    warmup = warmup if warmup is not None else SourceValue(0, f"{r.title}'s default of warmup_steps", False)
     kind = r.text("lr_scheduler_type", "lr_decay_style", default=d.schedule)
-    shared.schedule(r, kind, unit="optimizer", warmup=warmup, note=f"{r.title}'s scheduler counts optimiser steps")
-    least, rate_line = r.number("min_lr"), r.lines["learner.learning_rate"]
-    if least is not None and r.lines["learner.schedule"].value != "constant" and rate_line.value:
-        r.put("learner.final_ratio", least.value / rate_line.value, least)
+    warmup, share = r.number("warmup_steps", "lr_warmup_iters"), r.number("warmup_ratio", "lr_warmup_fraction")
+    note = f"{r.title}'s scheduler counts optimiser steps"
+    shared.schedule(r, kind, unit="optimizer", warmup=warmup, share=share, note=note)
+    least, ratio = r.number("min_lr"), r.number("min_lr_rate")
+    if r.lines["learner.schedule"].value != "constant" and rate.value:
+        r.take("learner.final_ratio", ratio)
+        r.take("learner.final_ratio", least, lambda value: value / rate.value)
     _adapter(r, lora)
 
 
 def _adapter(r: Reading, kind: SourceValue) -> None:
     """Defaults of ms-swift's ``tuner_args.py``, TRL's ``model_config.py``, PEFT's ``lora/config.py``."""
-    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
+    names, targets = "lora_rank lora_alpha lora_dropout", "target_modules"
     if r.title == "ms-swift":
         on = SourceValue(kind.value in ("lora", "adalora"), kind.said, kind.given)
-        shared.lora(r, "", names, on=on, rank=8, alpha=32, dropped=0.05)
+        r.drop(None if on.value else kind, "all weights are trained, as without model.lora", idle=kind.value == "full")
+        shared.lora(r, "", f"{names} {targets}", on=on, rank=8, alpha=32, dropped=0.05)
         return
-    names["rank"] = "lora_r"
+    names = names.replace("lora_rank", "lora_r")
     if "LoraConfig" in r.source.words:
-        on = SourceValue(True, "from LoraConfig", True)
-        shared.lora(r, "", names, on=on, rank=8, alpha=8)
+        shared.lora(r, "", f"{names} {targets}", on=SourceValue(True, "from LoraConfig", True), rank=8, alpha=8)
     else:
-        names["targets"] = "lora_target_modules"
-        shared.lora(r, "", names, on=r.flag("use_peft", default=False), rank=16, alpha=32, dropped=0.05)
+        on = r.flag("use_peft", default=False)
+        shared.lora(r, "", f"{names} lora_{targets}", on=on, rank=16, alpha=32, dropped=0.05)
     if "model.lora.rank" in r.lines and "model.lora.target_modules" not in r.lines:
         r.say(
             "TRL leaves the adapted layers to PEFT, by architecture (query and value, mostly); here all linear ones are"
@@ -332,85 +290,67 @@ def _entropy_and_reference(r: Reading) -> None:
     adapts, target = r.flag("use_adaptive_entropy", default=False), r.number("entropy_target")
     if adapts.value and target is not None:
         r.put("algorithm.entropy_control.target", float(target.value), target, adapts)
-    else:
-        r.drop(target, "use_adaptive_entropy is off", idle=True)
     follows, steps = r.flag("sync_ref_model", default=False), r.count("ref_model_sync_steps", default=512)
     mixed = r.need("ref_model_mixup_alpha", default=0.6)
     if follows.value and mixed.value == 1:
-        every = max(1, steps.value // _optimiser_steps(r))
-        r.put(
-            "algorithm.reference.refresh_every",
-            every,
-            steps,
-            follows,
-            note="optimiser steps there, training steps here",
-        )
+        every = max(1, steps.value // shared.optimizer_steps(r))
+        note = f"optimiser steps of {r.title}, training steps here"
+        r.put("algorithm.reference.refresh_every", every, steps, follows, note=note)
     elif follows.value:
-        r.drop(
-            follows, f"mixes reference and policy, {mixed.value:g} of it: algorithm.reference.refresh_every replaces it"
-        )
-        r.drop(steps, "of that mixing")
-        r.drop(mixed, "of that mixing")
+        r.drop(follows, "mixes reference and policy: algorithm.reference.refresh_every replaces the reference")
 
 
-def _running(r: Reading, d: Defaults) -> None:
-    shared.sampling(r, r.need("temperature", default=d.temperature), r.number("top_p", default=1.0), r.number("top_k"))
-    used = r.flag("use_vllm", default=False)
-    r.find("bf16")
-    mode = r.text("vllm_mode", default="colocate")
-    url = r.find("vllm_server_base_url")
-    if used.value and mode.value == "server":
-        r.put("rollout.engine", "vllm_server", used, mode)
-        host, port = r.text("vllm_server_host", default="localhost"), r.count("vllm_server_port", default=8000)
-        if url is None:
-            r.put("rollout.server.url", f"http://{host.value}:{port.value}", host, port)
-        else:
-            r.put("rollout.server.url", str(url.value), url)
-    else:
-        name = SourceValue("vllm" if used.value else "embedded", used.said, used.given)
-        if used.value:
-            shared.engine(r, name)
-        else:
-            r.put("rollout.engine", "embedded", name, note=f"{r.title} generates with transformers then")
-    shared.engine_args(r, "vllm_engine_kwargs")
+def _running(r: Reading) -> None:
+    shared.top_k(r, "top_k")
+    _engine(r)
     _entropy_and_reference(r)
-    for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "validation.every")):
-        found = r.number(key)
-        if found is not None and found.value >= 1:
-            per = _optimiser_steps(r)
-            note = f"{found.value} optimiser steps of {per} a training step" if per > 1 else ""
-            r.put(ours, max(1, int(found.value) // per), found, note=note)
-    follows = r.title == "ms-swift" and r.given("val_dataset")
-    strategy = r.text("eval_strategy", default="steps" if follows else "no")
-    if strategy.value == "no" and not r.given("eval_steps"):
-        r.put(
-            "validation.every",
-            0,
-            strategy,
-            note="no evaluation there; here one before the first step and one after the last",
-        )
-    elif strategy.given and r.title == "TRL" and not r.given("eval_steps"):
-        steps = r.need("logging_steps", default=10)
-        note = "eval_steps is logging_steps there unless set"
-        r.put("validation.every", max(1, int(steps.value) // _optimiser_steps(r)), strategy, steps, note=note)
-    elif follows and not r.given("eval_steps"):
-        steps = r.need("save_steps", default=500)
-        r.put("validation.every", max(1, int(steps.value) // _optimiser_steps(r)), strategy, steps)
-    r.take("model.path", r.find("model_name_or_path", "model"), str)
+    _evaluation(r)
     half = r.flag("bf16", default=True)
     dtype = r.text("torch_dtype", "dtype", default="bfloat16" if half.value else "float32")
     dtypes = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
     r.choose("model.dtype", dtype if dtype.given else SourceValue(dtype.value, half.said, half.given), dtypes)
     _train_data(r)
-    split = r.find("eval_split")
-    shared.data(
-        r, "validation", r.find("val_dataset", "eval_dataset"), **({"split": str(split.value)} if split else {})
-    )
-    _steps(r, d)
-    _prompt(r)
+    steps, epochs = r.number("max_steps", "train_iters"), r.number("num_train_epochs", "max_epochs", default=3)
+    limited = steps is not None and steps.value > 0
+    shared.end(r, steps, None if limited else epochs, per=shared.optimizer_steps(r))
+    if r.title == "ms-swift":
+        _prompt(r)
     shared.trackers(r, r.find("report_to"), otherwise="huggingface")
     shared.run_name(r, r.find("run_name"))
-    r.take("run.seed", r.number("seed"), int)
+
+
+def _engine(r: Reading) -> None:
+    used, mode = r.flag("use_vllm", default=False), r.text("vllm_mode", default="colocate")
+    url = r.find("vllm_server_base_url")
+    host, port = r.text("vllm_server_host", default="localhost"), r.count("vllm_server_port", default=8000)
+    if used.value and mode.value == "server":
+        r.put("rollout.engine", "vllm_server", used, mode)
+        address = f"http://{host.value}:{port.value}" if url is None else str(url.value)
+        r.put("rollout.server.url", address, *((host, port) if url is None else (url,)))
+    elif used.value:
+        r.put("rollout.engine", "vllm", used)
+    else:
+        r.put("rollout.engine", "embedded", used, note=f"{r.title} generates with transformers then")
+    shared.engine_args(r, "vllm_engine_kwargs")
+
+
+def _evaluation(r: Reading) -> None:
+    """Write when to save and to evaluate, in steps of ours; ms-swift evaluates when it saves, TRL when it logs."""
+    follows = r.title == "ms-swift" and r.given("val_dataset")
+    strategy = r.text("eval_strategy", default="steps" if follows else "no")
+    saved, evaluated = r.number("save_steps"), r.number("eval_steps")
+    if evaluated is None and strategy.value == "no":
+        note = f"{r.title} evaluates never; dapo before the first step and after the last"
+        r.put("validation.every", 0, strategy, note=note)
+    elif evaluated is None and follows:
+        evaluated = saved or r.need("save_steps", default=500)
+    elif evaluated is None and r.title == "TRL":
+        evaluated = r.need("logging_steps", default=10)
+    per = shared.optimizer_steps(r)
+    for ours, found in (("checkpoint.every", saved), ("validation.every", evaluated)):
+        if found is not None and found.value >= 1:
+            note = f"{found.value} optimiser steps of {per} a training step" if per > 1 else ""
+            r.put(ours, max(1, int(found.value) // per), found, note=note)
 
 
 def _prompt(r: Reading) -> None:
@@ -428,36 +368,12 @@ def _prompt(r: Reading) -> None:
 
 def _train_data(r: Reading) -> None:
     """Name the data; a data set of the hub may have a configuration and a split."""
-    found, part, split = r.find("dataset", "train_dataset", "dataset_name"), None, None
-    if r.title == "TRL":
-        part, split = r.find("dataset_config"), r.find("dataset_train_split")
+    found = r.find("dataset", "train_dataset", "dataset_name")
+    part, split = (r.find("dataset_config"), r.find("dataset_train_split")) if r.title == "TRL" else (None, None)
     if found is not None and part is not None and isinstance(found.value, str):
         found = SourceValue(f"{found.value}:{part.value}", f"{found.said}, {part.said.removeprefix('from ')}", True)
-    elif part is not None:
-        r.drop(part, "of a data set of the hub, which is not named")
-    if found is not None and split is not None:
-        found = SourceValue(found.value, f"{found.said}, {split.said.removeprefix('from ')}", True)
-        shared.data(r, "train", found, split=str(split.value))
-        return
-    r.drop(split, "of a data set, which is not named: data.train.N.split")
-    shared.data(r, "train", found)
-
-
-def _optimiser_steps(r: Reading) -> int:
-    prompts, mini = r.lines["rollout.prompts_per_step"].value, r.lines["learner.minibatch_prompts"].value
-    epochs = r.lines.get("learner.epochs_per_rollout")
-    return max(1, int(prompts) // int(mini)) * (1 if epochs is None else int(epochs.value))
-
-
-def _steps(r: Reading, d: Defaults) -> None:
-    steps = r.number("max_steps", "train_iters")
-    epochs = r.number("num_train_epochs", "max_epochs", default=d.epochs)
-    if steps is None or steps.value <= 0:
-        shared.epochs_and_steps(r, None, epochs)
-        return
-    per = _optimiser_steps(r)
-    note = f"{steps.value} optimiser steps / {per} of each training step" if per > 1 else ""
-    r.put("trainer.steps", max(1, -(-int(steps.value) // per)), steps, note=note)
+    shared.data(r, "train", found, split)
+    shared.data(r, "validation", r.find("val_dataset", "eval_dataset"), r.find("eval_split"))
 
 
 def _trl_correction(r: Reading) -> None:
@@ -465,45 +381,34 @@ def _trl_correction(r: Reading) -> None:
     mode = r.text("vllm_importance_sampling_mode", default="sequence_mask")
     cap = r.need("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", default=3.0)
     floor = r.number("vllm_importance_sampling_clip_min")
-    corrects = r.lines["rollout.engine"].value != "embedded" and bool(on.value)
-    if not _off_policy_mask(r, "off_policy_mask_threshold", mode if corrects else None) and corrects:
-        _correct(r, mode, cap, floor)
+    if r.lines["rollout.engine"].value == "embedded" or not on.value:
+        mode = SourceValue("", mode.said, False)
+    _correct(r, "off_policy_mask_threshold", mode, cap, floor)
 
 
 def _swift_correction(r: Reading) -> None:
     mode = r.text("rollout_importance_sampling_mode", default="")
     cap = r.need("rollout_importance_sampling_threshold", default=2.0)
-    masked = _off_policy_mask(r, "off_policy_sequence_mask_delta", mode if mode.value else None)
-    if mode.value and not masked:
-        _correct(r, mode, cap)
+    _correct(r, "off_policy_sequence_mask_delta", mode, cap)
 
 
-def _off_policy_mask(r: Reading, key: str, mode: SourceValue | None) -> bool:
-    """Write the off-policy sequence mask, if the source has one, and name the correction that it replaces."""
-    threshold = r.number(key)
-    if threshold is None:
-        return False
-    r.put(f"{FIX}.kind", "mask_off_policy", threshold)
-    r.put(f"{FIX}.threshold", float(threshold.value), threshold)
-    if mode is not None:
-        r.say(f"{key} beside {mode.value}: {r.title} multiplies both, and one correction is taken here, the mask")
-    return True
-
-
-def _correct(r: Reading, mode: SourceValue, cap: SourceValue, floor: SourceValue | None = None) -> None:
-    kind = _MODES.get(str(mode.value))
-    if kind is None:
-        r.put(f"{FIX}.kind", "none", mode, note="see below")
+def _correct(r: Reading, key: str, mode: SourceValue, cap: SourceValue, floor: SourceValue | None = None) -> None:
+    """Write the correction of ``mode``, or the off-policy sequence mask of ``key``, which goes before it."""
+    threshold, kind = r.number(key), _MODES.get(str(mode.value))
+    if threshold is not None:
+        r.put(f"{FIX}.kind", "mask_off_policy", threshold)
+        r.put(f"{FIX}.threshold", float(threshold.value), threshold)
+        if mode.value:
+            r.say(f"{key} and {mode.value}: {r.title} multiplies both; this recipe has one correction, the mask")
+    elif kind is not None:
+        r.put(f"{FIX}.kind", kind[0], mode)
+        r.put(f"{FIX}.{kind[1]}", float(cap.value), cap)
+        if kind[0] == "mask_token":
+            note = "" if floor else f"{r.title} has no lower bound"
+            r.put(f"{FIX}.floor", float(floor.value) if floor else 0.0, floor, note=note)
+    elif mode.value:
+        r.put(f"{FIX}.kind", "none", mode, note=f"{r.title} has another correction")
         r.say(
             f"{mode.value} drops sequences by the product of their ratios (bound {cap.value:g}), which drifts with the "
             "length, and is not here: algorithm.correction.kind=mask_sequence goes by the geometric mean"
         )
-        return
-    r.put(f"{FIX}.kind", kind[0], mode)
-    r.put(f"{FIX}.{kind[1]}", float(cap.value), cap)
-    if kind[0] == "mask_token" and floor is not None:
-        r.put(f"{FIX}.floor", float(floor.value), floor)
-    elif kind[0] == "mask_token":
-        r.put(f"{FIX}.floor", 0.0, note="no lower bound there")
-    else:
-        r.drop(floor, f"a lower bound of weights; `{kind[0]}` has none")

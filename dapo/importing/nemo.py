@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dapo.importing import shared
@@ -17,7 +18,6 @@ def convert(r: Reading) -> None:
     prompts = r.count("grpo.num_prompts_per_step", default=32)
     group = r.count("grpo.num_generations_per_prompt", default=16)
     r.put("rollout.prompts_per_step", prompts.value, prompts)
-    r.put("rollout.group_size", group.value, group)
     mini = r.count("policy.train_global_batch_size", default=512)
     shared.minibatch_of_responses(r, prompts, group, mini)
     _lengths(r)
@@ -25,13 +25,14 @@ def convert(r: Reading) -> None:
     _sampling(r)
     _rewards(r)
     _advantage(r)
-    _optimiser(r)
     _running(r)
-    names = {"rank": "dim", "alpha": "alpha", "dropout": "dropout", "targets": "target_modules"}
+    _optimiser(r)
     megatron = r.flag("policy.megatron_cfg.enabled", default=False).value
     where = "policy.megatron_cfg.peft" if megatron else "policy.dtensor_cfg.lora_cfg"
     on, every = r.flag(f"{where}.enabled", default=False), r.flag(f"{where}.match_all_linear", default=not megatron)
-    shared.lora(r, f"{where}.", names, on=on, rank=32 if megatron else 8, alpha=32, every=every)
+    shared.lora(
+        r, f"{where}.", "dim alpha dropout target_modules", on=on, rank=32 if megatron else 8, alpha=32, every=every
+    )
 
 
 def _lengths(r: Reading) -> None:
@@ -42,16 +43,12 @@ def _lengths(r: Reading) -> None:
     r.put("data.max_prompt_tokens", prompt.value, prompt)
     if longest.value + prompt.value > total.value:
         r.say(
-            f"policy.max_total_sequence_length = {total.value} limits prompt and response together there; here the two "
+            f"policy.max_total_sequence_length = {total.value} limits prompt and response together; here the two "
             f"limits are apart, {prompt.value} + {longest.value} tokens"
         )
 
 
 def _loss(r: Reading) -> None:
-    for ours, key in (("low", "ratio_clip_min"), ("high", "ratio_clip_max")):
-        found = r.need(f"loss_fn.{key}", f"grpo.{key}", default=0.2)
-        r.put(f"algorithm.clip.{ours}", found.value, found)
-    r.take("algorithm.clip.dual", r.number("loss_fn.ratio_clip_c", "grpo.ratio_clip_c"), float)
     token = r.flag("loss_fn.token_level_loss", "grpo.token_level_loss", default=True)
     r.put(f"{LOSS}.reduction", "token_mean" if token.value else "sequence_mean", token)
     sequence = r.flag("loss_fn.sequence_level_importance_ratios", default=False)
@@ -62,10 +59,6 @@ def _loss(r: Reading) -> None:
         r.put(f"{LOSS}.kind", "cispo", cispo)
         high = r.lines["algorithm.clip.high"].value
         r.put(f"{LOSS}.cap", 1.0 + high, note=f"1 + ratio_clip_max = {1 + high:g}")
-    for key in ("disable_ppo_ratio", "force_on_policy_ratio"):
-        found = r.flag(f"loss_fn.{key}", default=False)
-        if found.value:
-            r.drop(found, "the ratio is always taken against the old log-probabilities here")
     coefficient = r.need("loss_fn.reference_policy_kl_penalty", default=0.01)
     kind = r.text("loss_fn.reference_policy_kl_type", default="k3")
     in_reward = r.flag("loss_fn.use_kl_in_reward", default=False)
@@ -92,7 +85,7 @@ def _correction(r: Reading) -> None:
     if low is not None and kind.value in ("icepop", "seq-mask-tis"):
         r.put(f"{FIX}.floor", float(low.value), low)
     if kind.value == "seq-mask-tis":
-        r.put(f"{FIX}.token_cap", None, kind, note="raw ratios of the tokens there")
+        r.put(f"{FIX}.token_cap", None, kind, note="NeMo RL takes raw ratios of the tokens")
 
 
 def _sampling(r: Reading) -> None:
@@ -109,12 +102,9 @@ def _sampling(r: Reading) -> None:
 
 
 def _rewards(r: Reading) -> None:
-    on = r.flag("grpo.reward_scaling.enabled", default=False)
-    r.put(f"{_SCALE}.enabled", on.value, on)
-    for name, default in (("source_min", 0.0), ("source_max", 1.0), ("target_min", 0.0), ("target_max", 1.0)):
-        found = r.need(f"grpo.reward_scaling.{name}", default=default)
-        if on.value:
-            r.put(f"{_SCALE}.{name}", float(found.value), found)
+    if not r.lines[f"{_SCALE}.enabled"].value:
+        for name in ("source_min", "source_max", "target_min", "target_max"):
+            del r.lines[f"{_SCALE}.{name}"]
     shaped = r.flag("grpo.reward_shaping.enabled", default=False)
     cache = r.count("grpo.reward_shaping.overlong_buffer_length", default=128)
     factor = r.need("grpo.reward_shaping.overlong_buffer_penalty", default=1.0)
@@ -126,7 +116,7 @@ def _rewards(r: Reading) -> None:
         shared.no_penalty(r, shaped)
     stop = r.number("grpo.reward_shaping.stop_properly_penalty_coef")
     if stop is not None:
-        r.put(f"{LEN}.enabled", False, stop, note="it takes the place of the overlong penalty there")
+        r.put(f"{LEN}.enabled", False, stop, note="NeMo RL has it in place of the overlong penalty")
         r.replace(stop, "it scales rewards of truncated responses (algorithm.shaping takes a function of yours)")
     shared.overlong_filtering(r, r.flag("grpo.overlong_filtering", default=False))
     verifier = r.find("env.math.math_verify_impl")
@@ -156,13 +146,7 @@ def _optimiser(r: Reading) -> None:
             for below in [given for given in r.source.settings if given == key or given.startswith(f"{key}.")]:
                 r.drop(r.find(below), "not read with policy.megatron_cfg.enabled", idle=True)
         return
-    kwargs = "policy.optimizer.kwargs"
-    r.take("learner.learning_rate", r.need(f"{kwargs}.lr", default=5e-6))
-    r.take("learner.weight_decay", r.need(f"{kwargs}.weight_decay", default=0.01))
-    r.take("learner.betas", r.find(f"{kwargs}.betas", default=[0.9, 0.999]))
-    r.take("learner.eps", r.number(f"{kwargs}.eps"))
     shared.optimizer(r, "policy.optimizer.name")
-    r.take("learner.max_grad_norm", r.need("policy.max_grad_norm", default=1.0), float)
     shape, warmup = _scheduler(r)
     shared.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
 
@@ -175,7 +159,7 @@ def _megatron(r: Reading, on: SourceValue) -> None:
     r.take("learner.weight_decay", r.need(f"{optimizer}.weight_decay", default=0.01))
     first, second = r.need(f"{optimizer}.adam_beta1", default=0.9), r.need(f"{optimizer}.adam_beta2", default=0.999)
     r.put("learner.betas", [first.value, second.value], first, second)
-    r.take("learner.eps", r.number(f"{optimizer}.adam_eps"))
+    r.take("learner.eps", r.need(f"{optimizer}.adam_eps", default=1e-8))
     shared.optimizer(r, f"{optimizer}.optimizer")  # its adam is AdamW: the weight decay is decoupled
     norm = r.need(f"{optimizer}.clip_grad", "policy.max_grad_norm", default=1.0)
     r.used.add("policy.max_grad_norm")
@@ -184,9 +168,8 @@ def _megatron(r: Reading, on: SourceValue) -> None:
     if shape.value not in ("constant", "linear", "cosine"):
         r.drop(shape, "holds a schedule that has no counterpart; constant after the warm-up is taken")
         shape = SourceValue("constant", shape.said, shape.given)
-    shared.schedule(
-        r, shape, unit="rollout", warmup=r.count(f"{scheduler}.lr_warmup_iters", default=13), note=_ADVANCES
-    )
+    warmup = r.count(f"{scheduler}.lr_warmup_iters", default=13)
+    shared.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
     r.drop(r.find(f"{scheduler}.lr_warmup_init"), "the warm-up begins at learning_rate / warmup here")
     least = r.number(f"{optimizer}.min_lr")
     if least is not None and shape.value != "constant":
@@ -198,9 +181,9 @@ def _megatron(r: Reading, on: SourceValue) -> None:
 def _scheduler(r: Reading) -> tuple[SourceValue, SourceValue]:
     """Shape and warm-up of a list of torch schedulers with milestones."""
     found = r.find("policy.scheduler")
-    constant = SourceValue("constant", "NeMo RL's default of policy.scheduler", False)
     if found is None:
-        return constant, SourceValue(50, "NeMo RL's default of policy.scheduler", False)
+        usual = "NeMo RL's default of policy.scheduler"
+        return SourceValue("constant", usual, False), SourceValue(50, usual, False)
     stages: list[Any] = found.value if isinstance(found.value, list) else [found.value]
     shape, warmup, known = "constant", 0, True
     for stage in stages:
@@ -223,46 +206,24 @@ def _running(r: Reading) -> None:
     generation = "policy.generation"
     backend = r.text(f"{generation}.backend", default="vllm")
     shared.generation(r, generation, backend, f"{generation}.vllm_kwargs")
-    name = r.find("policy.model_name", default=None if r.cautions else "Qwen/Qwen2.5-1.5B")
-    r.take("model.path", name, str)
-    dtype = r.text("policy.precision", default="bfloat16")
-    r.choose("model.dtype", dtype, {"bfloat16": "bfloat16", "float32": "float32"})
-    steps, epochs = r.number("grpo.max_num_steps"), r.number("grpo.max_num_epochs", default=1)
-    for key, ours, default in (
-        ("grpo.val_period", "validation.every", 10),
-        ("checkpointing.save_period", "checkpoint.every", 10),
-    ):
-        found = r.need(key, default=default)
-        r.put(ours, max(0, int(found.value)), found)
-    kept = r.number("checkpointing.keep_top_k", default=3)
-    if kept is not None and kept.value > 0:
-        r.put("checkpoint.keep", int(kept.value), kept, note="the newest ones, not the best")
+    if not r.cautions:
+        r.take("model.path", r.find("policy.model_name", default="Qwen/Qwen2.5-1.5B"), str)
     saves = r.flag("checkpointing.enabled", default=True)
     if not saves.value:
         r.put("checkpoint.every", 0, saves, note="0: only at the end")
     _data(r)
     _validation(r)
-    shared.epochs_and_steps(r, steps, epochs)
-    wandb = r.flag("logger.wandb_enabled", default=False)
-    project, run = r.find("logger.wandb.project"), r.find("logger.wandb.name")
-    boards = [(name, r.flag(f"logger.{name}_enabled", default=False)) for name in ("tensorboard", "mlflow")]
-    named: list[str | dict[str, str]] = [name for name, on in boards if on.value]
-    if wandb.value:
-        named.append({"kind": "wandb", "project": str(project.value) if project else "grpo-dev"})
-    if named:
-        of_wandb = (wandb, project) if wandb.value else ()
-        r.put("logging.trackers", named, *(on for _, on in boards if on.value), *of_wandb)
+    shared.end(r, r.number("grpo.max_num_steps"), r.number("grpo.max_num_epochs", default=1))
+    project = r.find("logger.wandb.project")
+    boards = {name: r.flag(f"logger.{name}_enabled", default=False) for name in ("wandb", "tensorboard", "mlflow")}
+    if used := {name: on.said[5:] for name, on in boards.items() if on.value}:
+        found = SourceValue(" ".join(used), f"from {', '.join(used.values())}", True)
+        shared.trackers(r, found, project, otherwise="grpo-dev")
         if r.flag("grpo.use_dynamic_sampling", default=False).value:
-            r.put("logging.also", "nemo-rl", note="the three metrics of dynamic sampling by their names there")
-    shared.run_name(r, run)
-    _staleness(r)
+            r.put("logging.also", "nemo-rl", note="NeMo RL's names of three metrics of dynamic sampling")
+    shared.run_name(r, r.find("logger.wandb.name"))
+    shared.staleness_if(r, "grpo.async_grpo.enabled", "grpo.async_grpo.max_trajectory_age_steps", default=1)
     _best(r)
-
-
-def _staleness(r: Reading) -> None:
-    on = r.flag("grpo.async_grpo.enabled", default=False)
-    age = r.need("grpo.async_grpo.max_trajectory_age_steps", default=1)
-    shared.staleness_if(r, on, "grpo.async_grpo.enabled", age)
 
 
 def _best(r: Reading) -> None:
@@ -281,8 +242,6 @@ def _best(r: Reading) -> None:
     if len(words) == 4 and all(word.isdigit() for word in words):
         days, hours, minutes, seconds = map(int, words)
         r.put("trainer.max_hours", round(24 * days + hours + minutes / 60 + seconds / 3600, 4), by, note="days:h:m:s")
-    elif by is not None:
-        r.drop(by, "days:hours:minutes:seconds is expected there; trainer.max_hours is its like")
 
 
 def _validation(r: Reading) -> None:
@@ -306,17 +265,9 @@ def _validation(r: Reading) -> None:
     note = f"{repeats} rows of each problem" if repeats > 1 else ""
     r.put("validation.samples", each.value * repeats, *founds, note=note)
     r.put("validation.greedy", False, note="none in NeMo RL")
-    for ours, training in (("temperature", "rollout.temperature"), ("top_p", "rollout.top_p")):
-        value = r.number(f"policy.generation.val_{ours}")
-        if value is None:
-            r.put(
-                f"validation.{ours}",
-                r.lines[training].value,
-                r.find(f"policy.generation.{ours}"),
-                note="as in training",
-            )
-        else:
-            r.put(f"validation.{ours}", float(value.value), value)
+    for ours in ("temperature", "top_p"):
+        found = r.need(f"policy.generation.val_{ours}", f"policy.generation.{ours}", default=1.0)
+        r.take(f"validation.{ours}", found, float)
 
 
 def _plain(name: Any) -> str:
@@ -337,21 +288,25 @@ _KNOWN_DATA: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _data(r: Reading) -> None:
     usual = None if r.cautions or r.given("data.train") else "OpenMathInstruct-2"
-    train = r.find("data.train.dataset_name", "data.dataset_name", "data.train.data_path", default=usual)
-    if train is not None and not train.given:
-        prompt = "Think step-by-step to solve the following problem. Output your answer inside of \\boxed{} tags.:\n"
-        r.put("data.instruction", prompt, train, note="NeMo RL's examples/prompts/cot.txt")
-    for part, found in (
-        ("train", train),
-        ("validation", r.find("data.validation.dataset_name", "data.val_dataset_name", "data.validation.data_path")),
-    ):
+    for part, default in (("train", usual), ("validation", None)):
+        old = "data.dataset_name" if part == "train" else "data.val_dataset_name"
+        name = r.find(f"data.{part}.dataset_name", old, default=default)
+        found = r.find(f"data.{part}.data_path") or name  # a ResponseDataset has its file in data_path
+        asked = [r.find(f"data.{part}.{key}", f"data.default.{key}") for key in ("input_key", "output_key")]
         if found is None:
             continue
+        if not found.given:
+            prompt = (
+                "Think step-by-step to solve the following problem. Output your answer inside of \\boxed{} tags.:\n"
+            )
+            r.put("data.instruction", prompt, found, note="NeMo RL's examples/prompts/cot.txt")
+        columns = {ours: str(key.value) for ours, key in zip(("problem", "answer"), asked, strict=True) if key}
         known = _KNOWN_DATA.get(_plain(found.value))
         if known:
             r.put(f"data.{part}", [{"path": f"hub:{known[0]}", **known[1]}], found)
-        elif "/" in str(found.value):
-            shared.data(r, part, found)
+        elif "/" in str(found.value) or found.unread:
+            fields: dict[str, Any] = {"fields": columns} if columns else {}
+            found = replace(found, said=", ".join([found.said, *(key.said[5:] for key in asked if key)]))
+            shared.data(r, part, found, **fields)
         else:
             r.drop(found, f"a data set that NeMo RL knows by name: give its file, data.{part}.0.path=FILE")
-    shared.shuffled(r, "data.shuffle")

@@ -16,16 +16,14 @@ from dapo.importing.reading import Reading, SourceValue
 class Layout:
     """GPUs of a source, with the settings that say so."""
 
-    nodes: int = 1
-    ranks: int = 1  # GPUs that learn
-    engine_gpus: int = 0  # GPUs that generate; 0: another program does
-    each: int = 1  # GPUs of one engine
+    founds: tuple[SourceValue, ...]  # what says how many there are
+    nodes: int
+    ranks: int  # GPUs that learn
+    engine_gpus: int  # GPUs that generate; 0: another program does
+    each: SourceValue  # GPUs of one engine
+    context: SourceValue | None = None  # ranks that share a row
     shared: bool = True  # learning and generating share their GPUs
-    context: int = 1  # ranks that share a row
-    founds: tuple[SourceValue, ...] = ()
-    of_engines: tuple[SourceValue, ...] = ()
-    of_context: tuple[SourceValue, ...] = ()
-    copies: tuple[SourceValue, int] | None = None  # copies of the model, where several hold one each
+    copies: SourceValue | None = None  # copies of the model, where several hold one each
 
 
 def convert(r: Reading) -> None:
@@ -36,78 +34,54 @@ def convert(r: Reading) -> None:
         return
     if "learner.ranks" in r.lines and not all(found.given for found in layout.founds):
         return  # all GPUs that sbatch reserves: half of what the source says is a default
-    per_node = -(-total // layout.nodes)
-    how = f"{layout.nodes} machines of {per_node} GPUs" if layout.nodes > 1 else f"{total} GPUs of one machine"
+    founds, nodes, per_node = layout.founds, layout.nodes, -(-total // layout.nodes)
+    how = f"{nodes} machines of {per_node} GPUs" if nodes > 1 else f"{total} GPUs of one machine"
     if layout.ranks > 1:
-        r.put("learner.ranks", layout.ranks, *layout.founds, note=f"{how}; {_whose(layout)}")
-    if layout.context > 1:
-        r.put("learner.context_parallel", layout.context, *layout.of_context)
-    if layout.copies is not None and layout.copies[1] > 1:
-        r.put(
-            "learner.replicas", layout.copies[1], layout.copies[0], note=f"{layout.ranks} ranks, so many for each copy"
-        )
-    engines = layout.engine_gpus // layout.each
-    vllm = "rollout.engine" in r.lines and r.lines["rollout.engine"].value == "vllm"
-    if vllm and layout.each > 1:
-        r.put("rollout.vllm.tensor_parallel_size", layout.each, *layout.of_engines)
-    if vllm and engines > 1:
-        note = f"{layout.engine_gpus} GPUs, {layout.each} for each engine"
-        r.put("rollout.engines", engines, *layout.founds, *layout.of_engines, note=note)
-    if layout.nodes > 1 and not layout.shared:
-        r.put("cluster.colocate", False, *layout.founds, note="generation has GPUs of its own")
-    if layout.nodes > 1 and "slurm.nodes" not in r.lines:
-        r.put("slurm.nodes", layout.nodes, *layout.founds, note="for `dapo launch`")
-        r.put("slurm.options", {"gpus-per-node": per_node}, *layout.founds, note="for `dapo launch`")
-
-
-def _whose(layout: Layout) -> str:
-    return "engines share them" if layout.shared else f"{layout.engine_gpus} more generate"
+        whose = "engines share them" if layout.shared else f"{layout.engine_gpus} more generate"
+        r.put("learner.ranks", layout.ranks, *founds, note=f"{how}; {whose}")
+    if layout.context is not None and layout.context.value > 1:
+        r.take("learner.context_parallel", layout.context)
+    if layout.copies is not None and layout.copies.value > 1:
+        r.take("learner.replicas", layout.copies, note=f"{layout.ranks} ranks, so many for each copy")
+    if r.lines["rollout.engine"].value == "vllm":
+        engines = layout.engine_gpus // layout.each.value
+        if layout.each.value > 1:
+            r.take("rollout.vllm.tensor_parallel_size", layout.each)
+        if engines > 1:
+            note = f"{layout.engine_gpus} GPUs, {layout.each.value} for each engine"
+            r.put("rollout.engines", engines, *founds, layout.each, note=note)
+    if nodes > 1 and not layout.shared:
+        r.put("cluster.colocate", False, *founds, note="generation has GPUs of its own")
+    if nodes > 1 and "slurm.nodes" not in r.lines:
+        r.put("slurm.nodes", nodes, *founds, note="for `dapo launch`")
+        r.put("slurm.options", {"gpus-per-node": per_node}, *founds, note="for `dapo launch`")
 
 
 def _verl(r: Reading) -> Layout:
     actor = "actor_rollout_ref.actor"
     nodes, each = r.count("trainer.nnodes", default=1), r.count("trainer.n_gpus_per_node", default=8)
-    per_engine = r.count("actor_rollout_ref.rollout.tensor_model_parallel_size", default=2)
+    size = r.count("actor_rollout_ref.rollout.tensor_model_parallel_size", default=2)
     parts = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
     spread = [r.number(f"{actor}.{part}") for part in (*parts, "megatron.context_parallel_size")]
     context = next((found for found in spread if found is not None and found.value > 1), None)
     gpus = nodes.value * each.value
-    shards = r.number(f"{actor}.fsdp_config.fsdp_size")
-    copies = gpus // int(shards.value) if shards is not None and 0 < shards.value < gpus else 1
-    return Layout(
-        nodes.value,
-        gpus,
-        gpus,
-        min(per_engine.value, gpus),
-        context=1 if context is None else int(context.value),
-        founds=(nodes, each),
-        of_engines=(per_engine,),
-        of_context=() if context is None else (context,),
-        copies=None if shards is None else (shards, copies),
-    )
+    copies = r.number(f"{actor}.fsdp_config.fsdp_size")
+    if copies is not None:
+        held = int(copies.value) if 0 < copies.value < gpus else gpus
+        copies = SourceValue(gpus // held, copies.said, True, copies.unread)
+    size = SourceValue(min(size.value, gpus), size.said, size.given, size.unread)
+    return Layout((nodes, each), nodes.value, gpus, gpus, size, context, copies=copies)
 
 
 def _skyrl(r: Reading) -> Layout:
     place, engine = "trainer.placement", "generator.inference_engine"
-    nodes, each = (
-        r.count(f"{place}.policy_num_nodes", default=1),
-        r.count(f"{place}.policy_num_gpus_per_node", default=1),
-    )
+    nodes, each = (r.count(f"{place}.policy_num_{what}", default=1) for what in ("nodes", "gpus_per_node"))
     engines = r.count(f"{engine}.num_engines", "generator.num_inference_engines", default=1)
     size = r.count(f"{engine}.tensor_parallel_size", "generator.inference_engine_tensor_parallel_size", default=1)
     shared = r.flag(f"{place}.colocate_all", default=True)
     context = r.count("trainer.policy.sequence_parallel_size", default=1)
-    return Layout(
-        nodes.value,
-        nodes.value * each.value,
-        engines.value * size.value,
-        size.value,
-        bool(shared.value),
-        context.value,
-        (nodes, each, engines, shared),
-        (size,),
-        (context,),
-    )
+    founds, gpus = (nodes, each, engines, shared), engines.value * size.value
+    return Layout(founds, nodes.value, nodes.value * each.value, gpus, size, context, bool(shared.value))
 
 
 def _areal(r: Reading) -> Layout | None:
@@ -122,22 +96,15 @@ def _areal(r: Reading) -> Layout | None:
         return None
     nodes = r.count("cluster.n_nodes", default=1)
     r.find("cluster.n_gpus_per_node")
-    return Layout(
-        nodes.value,
-        _product(learner),
-        _product(engine),
-        _product(engine) // engine.get("d", 1),
-        shared=whole.given and "+" not in whole.value,
-        context=learner.get("c", 1),
-        founds=(learns, nodes),
-        of_engines=() if whole.given else (generates,),
-        of_context=() if whole.given else (learns,),
-    )
+    gpus, context = _product(engine), SourceValue(learner.get("c", 1), learns.said, learns.given)
+    size = SourceValue(gpus // engine.get("d", 1), generates.said, generates.given)
+    shared = whole.given and "+" not in whole.value
+    return Layout((learns, nodes), nodes.value, _product(learner), gpus, size, context, shared)
 
 
 def _dimensions(text: str) -> dict[str, int]:
     """Return the sizes in ``fsdp:d4p1t2`` by their letters; empty for another text."""
-    found = re.fullmatch(r"(?:\w+:)?((?:[a-z]\d{1,5})+)", text.strip())
+    found = re.fullmatch(r"(?:\w+[:.])?((?:[a-z]\d{1,5})+)", text.strip())
     return {letter: int(size) for letter, size in re.findall(r"([a-z])(\d+)", found[1])} if found else {}
 
 
@@ -150,49 +117,32 @@ def _product(sizes: dict[str, int]) -> int:
 
 def _nemo(r: Reading) -> Layout:
     nodes, each = r.count("cluster.num_nodes", default=1), r.count("cluster.gpus_per_node", default=1)
-    backend = r.text("policy.generation.backend", default="vllm")
     size = r.count("policy.generation.vllm_cfg.tensor_parallel_size", default=1)
+    if r.text("policy.generation.backend", default="vllm").value != "vllm":
+        size = SourceValue(1, "", False)
     shared = r.flag("policy.generation.colocated.enabled", default=True)
     own = "policy.generation.colocated.resources"
-    engine_nodes, engine_gpus = r.number(f"{own}.num_nodes"), r.number(f"{own}.gpus_per_node")
+    more = [r.number(f"{own}.num_nodes"), r.number(f"{own}.gpus_per_node")]
     megatron = r.flag("policy.megatron_cfg.enabled", default=False).value
     context = r.count(f"policy.{'megatron' if megatron else 'dtensor'}_cfg.context_parallel_size", default=1)
-    gpus = nodes.value * each.value
-    apart = 0
+    gpus, apart = nodes.value * each.value, 0
     if not shared.value:
-        apart = int(engine_gpus.value) if engine_gpus else each.value
-        apart *= int(engine_nodes.value) if engine_nodes and nodes.value > 1 else 1
-    more = tuple(found for found in (engine_nodes, engine_gpus) if found is not None)
-    return Layout(
-        nodes.value,
-        gpus - apart,
-        apart or gpus,
-        size.value if backend.value == "vllm" else 1,
-        bool(shared.value),
-        context.value,
-        (nodes, each, *more),
-        (size, shared),
-        (context,),
-    )
+        apart = int(more[1].value) if more[1] else each.value
+        apart *= int(more[0].value) if more[0] and nodes.value > 1 else 1
+    founds = (nodes, each, *(found for found in more if found is not None), *([] if shared.value else [shared]))
+    return Layout(founds, nodes.value, gpus - apart, apart or gpus, size, context, bool(shared.value))
 
 
 def _transformers(r: Reading) -> Layout | None:
     """Read the processes of TRL and ms-swift; a server of vLLM is another program."""
-    if not r.source.devices:
+    count = r.source.processes.devices
+    if not count or r.source.processes.unread:
         return None
-    devices = SourceValue(r.source.devices, f"from {r.source.devices} processes", True)
     size = r.count("vllm_tensor_parallel_size", default=1)
-    context = r.count("sequence_parallel_size", default=1) if r.title == "ms-swift" else SourceValue(1, "", False)
-    alone = "rollout.engine" in r.lines and r.lines["rollout.engine"].value == "vllm_server"
-    return Layout(
-        ranks=devices.value,
-        engine_gpus=0 if alone else devices.value,
-        each=size.value,
-        context=context.value,
-        founds=(devices,),
-        of_engines=(size,),
-        of_context=(context,),
-    )
+    context = r.count("sequence_parallel_size", default=1) if r.title == "ms-swift" else None
+    devices = SourceValue(count, f"from {count} processes", True)
+    alone = r.lines["rollout.engine"].value == "vllm_server"
+    return Layout((devices,), 1, devices.value, 0 if alone else devices.value, size, context)
 
 
 _READ: dict[str, Callable[[Reading], Layout | None]] = {

@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from dapo.errors import RecipeError
-from dapo.importing.given import MOST_SETTINGS, SourceFile
+from dapo.importing.given import MOST_SETTINGS, SourceFile, leaves
 from dapo.importing.values import NotConstant, arithmetic
 
 _LORA = {"r": "lora_r", "task_type": ""}
@@ -36,12 +36,18 @@ def read_python(text: str, name: str) -> SourceFile:
             module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
             source.words.add((module or "").split(".")[0])
     names = _constants(nodes)
+    source.functions = _functions(tree, name)
     calls = [(node, _called(node)) for node in nodes if isinstance(node, ast.Call)]
     ours = any(called.endswith(("GRPOConfig", "GRPOTrainer", "RLHFArguments")) for _, called in calls)
     for node, called in calls:
         known = called.endswith(("GRPOConfig", "GRPOTrainer", "LoraConfig", "RLHFArguments"))
         if known or (not ours and _OTHER.fullmatch(called)):
             source.words.add(called)
+            own = called == "GRPOTrainer" or source.functions.get(called, "").startswith("trl")
+            if called.endswith("GRPOTrainer") and not own:
+                source.cautions.append(
+                    f"{called} is not TRL's own trainer: what its code changes is not in this recipe"
+                )
             _take(node, called, names, source)
     if "GRPOTrainer" in source.words and not {"GRPOConfig", "RLHFArguments"} & source.words:
         raise RecipeError(
@@ -49,7 +55,6 @@ def read_python(text: str, name: str) -> SourceFile:
         )
     _take_data(nodes, names, source)
     _take_prompt(nodes, names, source)
-    source.functions = _functions(tree, name)
     if len(source.settings) > MOST_SETTINGS:
         raise RecipeError(f"{name} has more than {MOST_SETTINGS:,} settings")
     return source
@@ -146,7 +151,9 @@ def _take(call: ast.Call, called: str, names: dict[str, Any], source: SourceFile
         if not key:
             continue
         try:
-            source.add(key, _value(keyword.value, names), place)
+            value = _value(keyword.value, names)
+            for name, part in leaves(value) if key == "lr_scheduler_kwargs" else ((key, value),):
+                source.add(name, part, place)
         except NotConstant:
             if key == "reward_funcs":
                 parts = [_Constants(names).visit(deepcopy(part)) for part in _items(keyword.value)]

@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from dapo.config.settings import settings
 from dapo.importing.given import SourceFile
 from dapo.importing.values import shown
 
+_FORMS: dict[str, Callable[[Any], Any]] = {  # by the words for what a setting accepts
+    "true or false": bool,
+    "a whole number > 0": int,
+    "a whole number >= 0": lambda number: max(0, int(number)),
+    "a whole number": int,
+    "a number": float,
+}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -50,11 +58,6 @@ class Apart:
     reason: str
     kind: Listed = Listed.DIFFERS
 
-    @property
-    def computed(self) -> bool:
-        """Whether it changes, or may change, what is computed."""
-        return self.kind is not Listed.IDLE
-
 
 @dataclass(slots=True)
 class Reading:
@@ -67,6 +70,7 @@ class Reading:
     said: list[str] = field(default_factory=list)  # what means something else here
     cautions: list[str] = field(default_factory=list)  # the recipe's first lines
     used: set[str] = field(default_factory=set)
+    usual: set[str] = field(default_factory=set)  # keys that are given and say what the trainer does anyway
 
     def given(self, *keys: str) -> bool:
         """Whether one of the keys is in the source with a value."""
@@ -81,6 +85,8 @@ class Reading:
             if key in self.source.settings:
                 self.used.add(key)
                 value = self.source.settings[key].value
+                if str(value).lower() == str(default).lower():
+                    self.usual.add(key)
                 if value is not None and value != "None":
                     return SourceValue(value, f"from {key} = {shown(value)}", True)
             elif key in self.source.unread:
@@ -105,7 +111,7 @@ class Reading:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
             return SourceValue(int(value) if whole else value, found.said, True)
-        self.drop(found, "a number is expected there")
+        self.drop(found, f"{self.title} expects a number")
         return self._not_read(1 if default is None else default, f"{found.said[5:]} is no number")
 
     def need(self, *keys: str, default: float) -> SourceValue:
@@ -145,12 +151,14 @@ class Reading:
             if not ours.startswith(("run.", "logging.")):  # names and seeds: they are listed as not read
                 self.lines[ours] = RecipeLine(value, unread, given=True, fill_in=True)
             return
-        said = [found.said for found in founds if found is not None]
-        first = ["from " + ", ".join(s.removeprefix("from ") for s in said if s.startswith("from "))]
-        rest = [s for s in said if not s.startswith("from ")]
-        parts = [*(first if first != ["from "] else []), *rest, *([note] if note else [])]
+        said = list(dict.fromkeys(found.said for found in founds if found is not None))
+        origins = [s[5:] for s in said if s.startswith("from ")]
+        parts = [f"from {', '.join(origins)}"] if origins else []
+        parts += [s for s in (*said, note) if s and not s.startswith("from ")]
         given = any(found is not None and found.given for found in founds)
-        self.lines[ours] = RecipeLine(value, "; ".join(dict.fromkeys(parts)), given)
+        self.lines[ours] = RecipeLine(
+            value, "; ".join(dict.fromkeys(parts)) or f"what {self.title} does without a setting", given
+        )
 
     def take(
         self, ours: str, found: SourceValue | None, kind: Callable[[Any], Any] | None = None, note: str = ""
@@ -158,6 +166,25 @@ class Reading:
         """Write one line of what was found, if it was; ``kind``: what makes our value of it."""
         if found is not None:
             self.put(ours, found.value if kind is None or found.unread else kind(found.value), found, note=note)
+
+    def copy(self, ours: str, keys: tuple[str, ...], default: Any, note: str = "") -> None:
+        """Write one line of a key that decides it alone, in the form that the setting takes."""
+        setting = settings()[ours]
+        form = next((form for form in _FORMS if setting.expected.startswith(form)), "")
+        if not keys:
+            self.put(ours, default, note=note)
+        elif self.find(*keys, default=default) is None:
+            return
+        elif setting.choices:
+            self.choose(ours, self.text(*keys, default=default or ""), {word: word for word in setting.choices}, note)
+        elif form == "true or false":
+            self.take(ours, self.flag(*keys, default=default or False), note=note)
+        elif form == "a whole number > 0":
+            self.take(ours, self.count(*keys, default=default or 1), note=note)
+        elif form:
+            self.take(ours, self.need(*keys, default=default or 0), _FORMS[form], note)
+        else:
+            self.take(ours, self.find(*keys, default=default), str if setting.text else None, note)
 
     def choose(self, ours: str, found: SourceValue, values: Mapping[str, Any], note: str = "") -> bool:
         """Write a line for a word by a table of words; a word that is not in it is listed, and False comes back."""
@@ -181,10 +208,6 @@ class Reading:
             self.cautions.append(
                 f"this is not what {self.title} trains. {what if found.given else found.said}: {reason}"
             )
-
-    def fill_in(self, ours: str) -> bool:
-        """Return whether the user has to write a line's value."""
-        return ours in self.lines and self.lines[ours].fill_in
 
     def say(self, text: str) -> None:
         """List a difference in meaning at the end of the recipe."""

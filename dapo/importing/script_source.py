@@ -14,22 +14,14 @@ from pathlib import Path
 
 from dapo.errors import RecipeError
 from dapo.importing.files import ENDINGS, OWN_DEFAULTS, SourceFiles, nearest_recipe
-from dapo.importing.given import MOST_SETTINGS, SourceFile
-from dapo.importing.shell_words import (
-    LONGEST,
-    SEPARATORS,
-    UNKNOWN,
-    UNSET,
-    Names,
-    Reader,
-    logical_lines,
-    open_quotation,
-)
+from dapo.importing.given import MOST_SETTINGS, Processes, SourceFile
+from dapo.importing.shell_words import LONGEST, SEPARATORS, UNKNOWN, UNSET, Names, Reader
 from dapo.importing.slurm import KEY, options
 from dapo.importing.values import from_text, shown
 from dapo.importing.yaml_source import read_yaml
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"(\w+)(\+?)=\(")
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w/@-]*(?:\.[\w@-]+)*)=(.*)", re.DOTALL)
 _SENTENCE = re.compile(r"\s*(?:- )?[A-Z][\w,-]*(?: [^\s=]+){8,}$")
 _A_PAGE = 3  # sentences; a script has one or two, in a quotation
@@ -37,11 +29,10 @@ APART = "copy a page's YAML block, command or Python into a file of its own (.ya
 _OPENING = {"if", "for", "while", "until", "case", "select"}
 _WORDS = {"then", "do", "{", "}", "!", "time", "nohup", "exec", "function"}
 _TESTS = ("[", "[[", "test", "grep", "command")
-_DEVICES = {"NPROC_PER_NODE", "nproc_per_node", "num_processes", "nproc-per-node"}
-_NODES = {"NNODES", "nnodes"}
 _LAUNCHERS = {"python", "python3", "torchrun", "uv", "accelerate", "deepspeed"}
 _PROGRAMS = {"swift", "trl", "megatron"}
-_CONFIGS = {"config", "config_file", "config-file"}
+_CONFIGS = {"config", "config_file"}
+_HYDRA = {"config_path", "config_dir", "config_name"}
 _SHELLS = {"bash", "sh", "zsh", "source", "."}
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _NESTED = 3  # commands that stand within each other's texts, or scripts that run each other
@@ -86,20 +77,6 @@ def read_script(text: str, name: str, files: SourceFiles) -> SourceFile:
     return source
 
 
-def _opened(line: str, state: tuple[str, int]) -> tuple[str, int]:
-    """Return the mark of the quotation, and how many brackets of an array, are open after a line."""
-    before, depth = state
-    quote = open_quotation(line, before)
-    if before:  # what ends the quotation begins the rest of the line
-        _, closing, line = line.partition(before)
-        if not closing:
-            return quote, depth
-    for part in re.sub(r"\\.|'[^']*'?|\"[^\"]*\"?", "\0", line).split("\0"):
-        if depth or re.search(r"\w\+?=\(", part):
-            depth = max(0, depth + part.count("(") - part.count(")"))
-    return quote, depth
-
-
 @dataclass(slots=True)
 class _Block:
     """An ``if``, a ``case`` or a loop, while it is read."""
@@ -109,6 +86,7 @@ class _Block:
     ways: list[Names] = field(default_factory=list)  # variables at the end of each branch so far
     every: bool = False  # there is an else, or a pattern `*`: no way leads past it
     at_pattern: bool = False  # the words up to the next `)` are a pattern of a case
+    never: bool = False  # a loop over arguments, where the script has none
 
 
 class _Script:
@@ -120,55 +98,33 @@ class _Script:
         self.opened = 0
         self.others: list[tuple[str, str, str]] = []  # scripts that a command runs, where it stands, why it is not read
         self.slurm: dict[str, str] = {}  # options of sbatch, of the lines #SBATCH or of the command at hand
-        self.devices: int | None = None
-        self.nodes = 1
+        self.processes = Processes()
 
-    def read(self, text: str) -> None:
-        """Read all lines of a script."""
-        if "\0" in text or "\1" in text:
+    def read(self, text: str, within: int = 0) -> None:
+        """Read the commands of a text one after the other; each sees the variables that those before it set.
+
+        Args:
+            text: a script, or a command that another command holds.
+            within: the line of that other command; 0: there is none.
+        """
+        if not within and ("\0" in text or "\1" in text):
             raise RecipeError(f"{self.name} holds a NUL character or its like, which no script does")
-        for directive in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text)[:MOST_SETTINGS]:
+        for directive in [] if within else re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text)[:MOST_SETTINGS]:
             self.slurm |= options(Reader(directive, self.names).words())[0]
-        lines = logical_lines(text)
-        n = 0
-        while n < len(lines):
-            number, line = lines[n]
-            n += 1
-            parts, state, size = [line], _opened(line, ("", 0)), len(line)
-            while state != ("", 0) and n < len(lines):  # an array or a quotation over several lines
-                parts.append(lines[n][1])
-                state, size = _opened(lines[n][1], state), size + len(lines[n][1]) + 1
-                n += 1
-                if size > 10 * LONGEST:
-                    raise RecipeError(f"{self.name}: line {number} opens a quotation or an array that does not end")
-            self.names.reasons, self.names.added = [], []
-            self._commands(number, "\n".join(parts))
-
-    def _commands(self, number: int, text: str) -> None:
-        """Read the commands of a text one after the other; each sees the variables that those before it set."""
-        command, array, between = list[str](), list[str](), ""  # separators since the command before
+        reader = Reader(text.replace("\r\n", "\n"), self.names)
+        command, between, number = list[str](), "", 1  # separators since the command before
         tested = perhaps = False
-        for word in itertools.chain(Reader(text, self.names).each(), "\n"):
-            if array and word != "array)":
-                array.append(word)
-            elif array:
-                way = self.names.copy()
-                self._set_array(array[0], array[1:])
-                if between.endswith("||") or (between.endswith("&&") and (tested or perhaps)):
-                    self.names.take_shared([way, self.names.copy()])
-                array = []
-            elif re.fullmatch(r"\w+\+?=\(", word):
-                if command:  # `then A=(...)`
-                    self._command(number, command, "")
-                array, command = [word], []
-            elif word not in SEPARATORS:
+        for word in itertools.chain(reader.each(), "\n"):
+            if word not in SEPARATORS:
+                number = number if command else within or reader.line
                 command.append(word)
             elif self.blocks and self.blocks[-1].at_pattern:
                 if word == ")":
                     self.blocks[-1].every |= "*" in command
                     self.blocks[-1].at_pattern, command = False, []
                 elif command == ["esac"]:
-                    command = self._close()
+                    self._close()
+                    command = []
             else:
                 between += word
                 if between.endswith(";;") and not command and self.blocks and self.blocks[-1].kind == "case":
@@ -181,6 +137,7 @@ class _Script:
                     between = word
                     self._perhaps(number, command, word) if perhaps else self._command(number, command, word)
                     command = []
+                    self.names.begin()
 
     def _perhaps(self, number: int, words: list[str], ending: str) -> None:
         """Read a command that only runs if the one before it succeeds, or fails."""
@@ -188,8 +145,7 @@ class _Script:
         self._command(number, words, ending)
         self.names.take_shared([before, self.names.copy()])
 
-    def _set_array(self, name: str, words: list[str]) -> None:
-        plain, more = name.rstrip("(").rstrip("=").rstrip("+"), "+=" in name
+    def _set_array(self, plain: str, more: str, words: list[str]) -> None:
         if not more:
             self.names.arrays[plain], self.names.branched[plain] = [], []
             self.names.unsure.pop(plain, None)
@@ -204,7 +160,8 @@ class _Script:
         self.opened += 1
         if self.opened > MOST_SETTINGS:
             raise RecipeError(f"{self.name} has more than {MOST_SETTINGS:,} branches and loops")
-        self.blocks.append(_Block(self.names.copy(), words[0]))
+        never = words[0] in ("while", "until") and re.search(r"\b0 (-gt|-ne|>|!=) 0\b", " ".join(words)) is not None
+        self.blocks.append(_Block(self.names.copy(), words[0], never=never))
         if words[0] == "case":
             self.blocks[-1].at_pattern, self.blocks[-1].every = ending != ")", "*" in words
         if words[0] in ("for", "select") and len(words) > 1:
@@ -215,13 +172,15 @@ class _Script:
             self.blocks[-1].ways.append(self.names.copy())
             self.names.become(self.blocks[-1].before.copy())
 
-    def _close(self) -> list[str]:
-        """End a block; return the words that are left of its last command: none."""
-        if self.blocks:
-            block = self.blocks.pop()
-            ways = block.ways if block.at_pattern else [*block.ways, self.names.copy()]
+    def _close(self) -> None:
+        if not self.blocks:
+            return
+        block = self.blocks.pop()
+        ways = block.ways if block.at_pattern else [*block.ways, self.names.copy()]
+        if block.never:
+            self.names.become(block.before)
+        else:
             self.names.take_shared(ways if block.every and ways else [*ways, block.before])
-        return []
 
     def _command(self, number: int, words: list[str], ending: str) -> None:
         while words and (words[0] in _OPENING or words[0] in _WORDS or words[0] in ("elif", "else")):
@@ -240,6 +199,9 @@ class _Script:
         exports = words[:1] == ["export"]
         while words and words[0] in ("export", "declare", "local", "readonly", "env", "set", "-x", "-a"):
             words = words[1:]
+        if words and (array := _ARRAY.fullmatch(words[0])):
+            self._set_array(array[1], array[2], words[1:])
+            return
         while words and (match := _ASSIGNED.fullmatch(words[0])):
             self._assign(match[1], match[2], match[3])
             words = words[1:]
@@ -300,19 +262,19 @@ class _Script:
     def _inside(self, number: int, text: str, where: str) -> None:
         """Read the command that a text holds."""
         if UNKNOWN in text:
-            why = "; ".join(dict.fromkeys(self.names.reasons)) or "it is known only when it runs"
             raise RecipeError(
-                f"{self.name}, line {number}: {where} holds the command and is not constant ({why[:200]}); write its "
-                "values out, or import the command as a file of its own"
+                f"{self.name}, line {number}: {where} holds the command and is not constant ({self.names.why}); write "
+                "its values out, or import the command as a file of its own"
             )
         if self.nested >= _NESTED:
             raise RecipeError(f"{self.name}, line {number}: more than {_NESTED} commands stand within each other")
         self.nested += 1
-        self._commands(number, text)
+        self.read(text, number)
         self.nested -= 1
 
     def _assign(self, name: str, more: str, text: str) -> None:
         before = self.names.texts.get(name, "")
+        self.processes.note(name, text)
         if UNKNOWN in text:
             self.names.unsure[name] = "; ".join(self.names.reasons[-1:]) or "it is not constant"
             return
@@ -324,17 +286,14 @@ class _Script:
         self.names.texts[name] = before + text if more else text
         if len(self.names.texts[name]) > LONGEST:
             raise RecipeError(f"{self.name}: the variable {name} grows beyond {LONGEST:,} characters")
-        if name in _DEVICES and text.isdigit():
-            self.devices = int(text)
-        elif name in _NODES and text.isdigit():
-            self.nodes = int(text)
 
     def _launch(self, number: int, words: list[str]) -> None:
-        launch = _Launch(SourceFile(self.name, "a launch script", devices=self.devices), f"line {number}")
-        launch.source.nodes = self.nodes
+        launch = _Launch(
+            SourceFile(self.name, "a launch script", processes=Processes({**self.processes.given})), f"line {number}"
+        )
         for option, text in self.slurm.items():
             self._take(launch, KEY + option, text or "true")
-        added = [word for word in self.names.added if word not in words]
+        added = self.names.added
         starts = [n for n, word in enumerate(added) if word.rpartition("/")[2] in _LAUNCHERS]
         added = added[starts[-1] + 1 :] if starts else added
         self._read_words(launch, words)
@@ -368,8 +327,7 @@ class _Script:
             elif re.match(r"\d?[<>]", word):  # output that goes to a file
                 n += re.fullmatch(r"\d?[<>]{1,2}", word) is not None
             elif UNKNOWN in word and launch.program and not word.startswith("-"):
-                why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-                launch.source.gaps.append((word.replace(UNKNOWN, "..."), f"{launch.place}: {why[:300]}"))
+                launch.source.gaps.append((word.replace(UNKNOWN, "..."), f"{launch.place}: {self.names.why}"))
             elif word.strip(UNSET):
                 self._plain_word(launch, word, words[n - 2] if n > 1 else "")
 
@@ -386,53 +344,32 @@ class _Script:
             launch.configurations.append((word, False))
 
     def _flag(self, launch: _Launch, flag: str, values: list[str]) -> None:
-        if flag in _DEVICES | _NODES and values and values[0].isdigit():
-            if flag in _NODES:
-                launch.source.nodes = int(values[0])
-            else:
-                launch.source.devices = int(values[0])
-                launch.source.nodes = 1 if flag == "num_processes" else launch.source.nodes  # it counts all machines'
+        if values and launch.source.processes.note(flag, values[0]):
             return
         plain = flag.replace("-", "_")
-        if plain in ("config_path", "config_dir", "config_name") and values:
-            if plain == "config_path" and values[0].endswith(ENDINGS):
+        if values and plain in (*_HYDRA, *_CONFIGS):
+            if plain in _CONFIGS or (plain == "config_path" and values[0].endswith(ENDINGS)):
                 launch.configurations.append((values[0], True))
             else:
                 launch.hydra[plain] = values[0]
             values = values[1:]
             if not values:
                 return
-        if flag in _CONFIGS and values:
-            launch.configurations.append((values[0], True))
-            values = values[1:]
-            if not values:
-                return
         # `torchrun --standalone train.py`: the script is no value of the flag
         launch.source.words |= {word for value in values for word in re.split(r"[^\w-]+", value)}
-        if len(values) == 1 or not values:
-            self._take(launch, plain, values[0] if values else "true")
-        else:
-            self._take_list(launch, plain, values)
+        self._take(launch, plain, *(values or ["true"]))
 
-    def _take_list(self, launch: _Launch, key: str, values: list[str]) -> None:
-        if any(UNKNOWN in value for value in values):
-            self._unresolved(launch, key, " ".join(values))
-        else:
-            launch.source.add(key, [from_text(value) for value in values], launch.place)
-
-    def _take(self, launch: _Launch, key: str, text: str) -> None:
+    def _take(self, launch: _Launch, key: str, *words: str) -> None:
+        text = " ".join(words)
         if UNKNOWN in text:
-            self._unresolved(launch, key, text)
+            launch.source.not_read(key, f"{key}={text.replace(UNKNOWN, '...')}", self.names.why)
         elif text == UNSET:
             launch.source.not_read(key, key, "empty unless a variable is set outside of the script")
         else:
-            launch.source.add(key, from_text(text.replace(UNSET, "")), launch.place)
+            values = [from_text(word.replace(UNSET, "")) for word in words]
+            launch.source.add(key, values if len(values) > 1 else values[0], launch.place)
         if len(launch.source.settings) + len(launch.source.unresolved) > MOST_SETTINGS:
             raise RecipeError(f"{self.name}: more than {MOST_SETTINGS:,} settings in one command")
-
-    def _unresolved(self, launch: _Launch, key: str, text: str) -> None:
-        why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-        launch.source.not_read(key, f"{key}={text.replace(UNKNOWN, '...')}", why[:300])
 
     def _bases(self, launch: _Launch) -> None:
         """Lay the command's settings on those of the configurations that it names."""
@@ -447,38 +384,40 @@ class _Script:
 
     def _base(self, launch: _Launch, path: str) -> str:
         """Lay the settings on those of one file, and return what is wrong if it cannot be read."""
-        where = f"{self.name}, {launch.place}"
+        source, known = launch.source, path.replace(UNKNOWN, "...")[:300]
         whose = OWN_DEFAULTS.get(path.rpartition("/")[2].rpartition(".")[0])
-        if UNKNOWN in path and not whose:
-            why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-            shown = path.replace(UNKNOWN, "...")[:300]
-            unknown = f"{where}: the command's configuration {shown} is not known ({why[:200]})"
-            name = path.rpartition("/")[2]
-            if UNKNOWN in name:
-                return f"{unknown}; write its name out"
-            if not self.files.is_there(name):
-                return f"{unknown}; copy {name} beside the script, or write its folder out"
-            launch.source.cautions.append(f"{name} beside the script is read for {shown}, whose folder is not known")
-            path = name
+        unknown = UNKNOWN in path and not whose
+        path = path.rpartition("/")[2] if unknown else path
         file, why = self.files.find(path, (self.files.folder, Path.cwd()))
+        if unknown and file is None:
+            what = (
+                "write its name out" if UNKNOWN in path else f"copy {path} next to the script, or write its folder out"
+            )
+            where = f"{self.name}, {launch.place}: the command's configuration {known} is not known ({self.names.why})"
+            return f"{where}; {what}"
+        if unknown:
+            source.cautions.append(f"{path} next to the script is read for {known}, whose folder is not known")
         if file is not None:
             below = read_yaml(self.files.text(file), path, file.parent, self.files)
-            known = {key: given for key, given in below.settings.items() if key not in launch.source.unread}
-            launch.source.settings = {**known, **launch.source.settings}
-            own = launch.source.settings
-            launch.source.unread |= {key: why for key, why in below.unread.items() if key not in own}
-            launch.source.unresolved += below.unresolved
-            launch.source.cautions += below.cautions
+            source.settings = {
+                **{key: given for key, given in below.settings.items() if key not in source.unread},
+                **source.settings,
+            }
+            source.unread |= {key: why for key, why in below.unread.items() if key not in source.settings}
+            source.unresolved += below.unresolved
+            source.cautions += below.cautions
         elif whose:
-            shown = path.replace(UNKNOWN, "...")[:300]
-            launch.source.unresolved.append((f"{shown}, {launch.place}", f"{why}; {whose}'s usual defaults are taken"))
+            source.unresolved.append((f"{known}, {launch.place}", f"{why}; {whose}'s usual defaults are taken"))
         else:
-            return (
-                f"{where}: the command reads its settings from {path[:300]}, which {why.removeprefix('it ')}; a "
-                "recipe without them would train something else. Put the file there, seen from this folder, or run the "
-                f"command where it is. {nearest_recipe(path)}"
-            )
+            return self._absent(launch.place, f"reads its settings from {known}", why, path)
         return ""
+
+    def _absent(self, place: str, what: str, why: str, path: str) -> str:
+        return (
+            f"{self.name}, {place}: the command {what}, which {why.removeprefix('it ')}; a recipe without it would "
+            "train something else. Put it there, seen from this folder, or run the command where it is. "
+            f"{nearest_recipe(path)}"
+        )
 
     def chosen(self) -> SourceFile:
         """Return the command with the most settings; the others are listed.
@@ -488,17 +427,14 @@ class _Script:
         """
         if not self.launches and self.others:
             path, place, why = self.others[-1]
-            shown = path.replace(UNKNOWN, "...")[:300]
-            where = f"{self.name}, {place}: the command runs the script {shown}, which {why.removeprefix('it ')}"
-            raise RecipeError(
-                f"{where}. Put it there, seen from this folder, or run the command where it is. {nearest_recipe(path)}"
-            )
+            raise RecipeError(self._absent(place, f"runs the script {path.replace(UNKNOWN, '...')[:300]}", why, path))
         if not self.launches:
             return SourceFile(self.name, "a launch script")
         best = max(self.launches, key=lambda launch: len(launch.settings))
         if best.lacks:
             raise RecipeError(best.lacks)
-        best.devices = best.devices or self.devices
+        if best.processes.devices is None:
+            best.processes = self.processes
         for other in self.launches:
             if other is not best and any("." in key for key in other.settings):
                 best.unresolved.append(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from dapo.config.checks import OF_THE_ENGINE
@@ -19,17 +18,19 @@ MOST_STALE = 64
 
 def minibatch_of_prompts(r: Reading, prompts: SourceValue, mini: SourceValue) -> None:
     """Write a minibatch in prompts; P divided by it is the number of optimizer steps."""
-    _minibatch(r, prompts, mini, mini.value, "prompts there and here")
+    _minibatch(r, prompts, mini, mini.value, "prompts in both")
 
 
 def minibatch_of_responses(r: Reading, prompts: SourceValue, group: SourceValue, mini: SourceValue) -> None:
     """Write a minibatch that is given in responses: divided by G it is one in prompts."""
-    if mini.value % group.value:
-        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
+    if mini.value % group.value and not mini.unread:
+        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step")
         said = f"{mini.said.removeprefix('from ')} responses are no whole groups of {group.value}"
         r.say(f"{said}: an optimiser step here takes whole groups, so all of P are one; set learner.minibatch_prompts")
         return
-    _minibatch(r, prompts, mini, mini.value // group.value, f"{mini.value} responses / {group.value} of each prompt")
+    _minibatch(
+        r, prompts, mini, max(1, mini.value // group.value), f"{mini.value} responses / {group.value} of each prompt"
+    )
 
 
 def _minibatch(r: Reading, prompts: SourceValue, mini: SourceValue, size: int, how: str) -> None:
@@ -59,12 +60,12 @@ def filter_rounds(
         r.put(f"{DS}.cap.groups", max(cap, float(oversample)), rounds, note=f"{how}, in multiples of P")
         r.put(f"{DS}.cap.then", "stop", note=limit)
     else:
-        r.put(f"{DS}.cap.groups", None, rounds, note="no limit there; `dapo check` warns of it")
+        r.put(f"{DS}.cap.groups", None, rounds, note="no limit; `dapo check` warns of it")
     whole_rounds(r)
     if oversample > 1:
         r.say(
             f"a first round is {oversample:g} x P groups in both; a later one {oversample:g} x what is missing here, "
-            "and a whole round again there"
+            f"and a whole round again in {r.title}"
         )
 
 
@@ -165,7 +166,7 @@ def kl(
 def lora(
     r: Reading,
     where: str,
-    names: Mapping[str, str],
+    names: str,
     *,
     on: SourceValue | None,
     rank: int,
@@ -178,17 +179,18 @@ def lora(
     Args:
         r: what is read.
         where: the section of its keys, with the dot.
-        names: what ``rank``, ``alpha``, ``dropout`` and ``targets`` are called there.
+        names: of its rank, alpha, dropout and adapted layers.
         on: the switch; None: a rank above 0 is one.
         rank: the trainer's default.
         alpha: likewise.
         dropped: likewise, of the dropout.
         every: whether all linear layers are adapted, whatever ``targets`` says.
     """
-    given = {ours: where + theirs for ours, theirs in names.items()}
-    size, scale = r.need(given["rank"], default=rank), r.need(given["alpha"], default=alpha)
-    dropout, targets = r.number(given["dropout"]), r.find(given["targets"])
+    keys = [where + name for name in names.split()]
+    size, scale = r.need(keys[0], default=rank), r.need(keys[1], default=alpha)
+    dropout, targets = r.number(keys[2]), r.find(keys[3])
     if size.value < 1 or (on is not None and not on.value):
+        r.drop(targets, "of an adapter, which is off", idle=True)
         return
     r.put("model.lora.rank", int(size.value), size, on)
     r.put("model.lora.lora_alpha", float(scale.value), scale)
@@ -196,7 +198,7 @@ def lora(
     if dropout is not None and dropout.value:
         r.drop(dropout, why)
     elif dropout is None and dropped:
-        r.say(f"{where}{names['dropout']} is {dropped:g} in {r.title} unless set: {why}")
+        r.say(f"{keys[2]} is {dropped:g} in {r.title} unless set: {why}")
     if every is not None and every.value:
         r.put("model.lora.target_modules", "all-linear", every, note="it goes before target_modules" if targets else "")
     elif targets is not None:
@@ -205,38 +207,53 @@ def lora(
         r.put("model.lora.target_modules", "all-linear" if whole else targets.value, targets)
 
 
-def schedule(r: Reading, kind: SourceValue, *, unit: str, warmup: SourceValue | None, note: str = "") -> None:
-    """Write the learning-rate schedule and its warm-up."""
+def schedule(
+    r: Reading,
+    kind: SourceValue,
+    *,
+    unit: str,
+    warmup: SourceValue | None = None,
+    share: SourceValue | None = None,
+    note: str = "",
+) -> None:
+    """Write the learning-rate schedule and its warm-up; ``share``: the warm-up as a share of the run's steps."""
     names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+    names |= {"cosine_with_min_lr": "cosine", "cosine_warmup_with_min_lr": "cosine"}
     if not r.choose("learner.schedule", kind, names):
         r.put("learner.schedule", "constant", note=f"{kind.value} has no counterpart")
     r.put("learner.schedule_unit", unit, note=note or f"what {r.title}'s scheduler counts")
-    if warmup is not None:
-        r.put("learner.warmup", max(0, round(warmup.value)), warmup)
+    if (warmup is None or warmup.value <= 0) and share is not None and share.value:
+        steps = r.lines["trainer.steps"]
+        count = 0 if steps.fill_in else steps.value * (optimizer_steps(r) if unit == "optimizer" else 1)
+        unknown = f"{brief(share)}, times {unit} steps" if steps.fill_in and share.given else ""
+        warmup = SourceValue(share.value * count, share.said, share.given, share.unread or unknown)
+    warmup = warmup or SourceValue(0, f"{r.title} has no warm-up unless set", False)
+    r.put("learner.warmup", max(0, round(warmup.value)), warmup)
 
 
-def share_of_steps(share: SourceValue) -> SourceValue:
-    """Return the warm-up that is a share of an unknown number of steps: none, until the user writes it."""
-    return SourceValue(0, f"FILL IN {brief(share)}, times trainer.steps", share.given)
+def optimizer_steps(r: Reading) -> int:
+    """Return the number of optimizer steps in a training step."""
+    prompts, mini = r.lines["rollout.prompts_per_step"].value, r.lines["learner.minibatch_prompts"].value
+    epochs = r.lines.get("learner.epochs_per_rollout")
+    return max(1, int(prompts) // int(mini)) * (1 if epochs is None else int(epochs.value))
 
 
-def epochs_and_steps(r: Reading, steps: SourceValue | None, epochs: SourceValue | None) -> None:
-    """Write when a run ends: after so many steps, or with the data."""
+def end(r: Reading, steps: SourceValue | None, epochs: SourceValue | None, *, per: int = 1) -> None:
+    """Write when a run ends: after so many steps, or with the data; ``per``: steps there for each step here."""
     if epochs is not None:
         whole = max(1, round(epochs.value))
         r.put("data.epochs", whole, epochs, note="" if whole == epochs.value else "rounded: whole passes here")
-    if steps is not None:
-        r.put("trainer.steps", max(0, int(steps.value)), steps)
+    if steps is not None and steps.value > 0:
+        note = f"{steps.value} optimiser steps / {per} of each training step" if per > 1 else ""
+        r.put("trainer.steps", -(-int(steps.value) // per), steps, note=note)
         return
-    problems, prompts = problems_of(r), r.lines["rollout.prompts_per_step"].value
-    if problems and not r.fill_in("rollout.prompts_per_step"):
-        count = max(1, problems * r.lines["data.epochs"].value // prompts)
-        r.put("trainer.steps", count, epochs, note=f"{problems} problems, {prompts} in each step")
+    problems, passes, prompts = problems_of(r), r.lines["data.epochs"], r.lines["rollout.prompts_per_step"]
+    if problems and not passes.fill_in and not prompts.fill_in:
+        count = max(1, problems * passes.value // prompts.value)
+        r.put("trainer.steps", count, epochs, note=f"{problems} problems, {prompts.value} in each step")
     else:
-        note = "FILL IN passes x problems / prompts_per_step. As it stands, the run ends with data.epochs"
-        r.put("trainer.steps", 1_000_000, epochs, note=note)
-        if (kind := r.lines["learner.schedule"].value) != "constant":
-            r.say(f"the {kind} schedule falls to its end at trainer.steps: set it to what the run shall have")
+        unknown = f"passes x problems / prompts_per_step ({brief(epochs)})" if epochs else "the number of steps"
+        r.put("trainer.steps", 1, SourceValue(1, "", True, unknown))
 
 
 def problems_of(r: Reading) -> int:
@@ -266,8 +283,10 @@ def staleness(r: Reading, found: SourceValue, *founds: SourceValue | None, note:
     r.put("rollout.max_staleness", min(MOST_STALE, max(0, int(found.value))), found, *founds, note=note)
 
 
-def staleness_if(r: Reading, on: SourceValue, switch: str, found: SourceValue) -> None:
-    """Write the staleness where a switch of the trainer is on; elsewhere say that it is not read."""
+def staleness_if(r: Reading, switch: str, key: str, *, default: int, entry: SourceValue | None = None) -> None:
+    """Write the staleness where a switch of the trainer is on; ``entry``: the program that stands for the switch."""
+    on, found = r.flag(switch, default=False), r.need(key, default=default)
+    on = entry if entry is not None and not on.given else on
     if on.value:
         staleness(r, found, on)
     else:
@@ -306,25 +325,21 @@ def trackers(r: Reading, found: SourceValue | None, project: SourceValue | None 
 
 def evaluation(r: Reading, samples: SourceValue, temperature: SourceValue, top_p: SourceValue | None) -> None:
     """Write a sampled evaluation; temperature 0 is a greedy response."""
+    r.take("validation.samples", samples)
     if temperature.value == 0:
         r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
-        r.put("validation.samples", samples.value, samples)
         return
-    r.put("validation.samples", samples.value, samples)
     r.put("validation.greedy", False, note=f"none in {r.title}")
-    r.put("validation.temperature", float(temperature.value), temperature)
-    if top_p is not None:
-        r.put("validation.top_p", float(top_p.value), top_p)
+    r.take("validation.temperature", temperature, float)
+    r.take("validation.top_p", top_p, float)
 
 
-def sampling(r: Reading, temperature: SourceValue, top_p: SourceValue | None, top_k: SourceValue | None) -> None:
-    """Write how responses are sampled; -1 and the like switch top_k off."""
-    r.put("rollout.temperature", float(temperature.value), temperature)
-    if top_p is not None:
-        r.put("rollout.top_p", float(top_p.value), top_p)
-    if top_k is not None and top_k.given:
-        off = top_k.value <= 0 or top_k.value >= 10_000_000
-        r.put("rollout.top_k", 0 if off else int(top_k.value), top_k, note="0: off" if off else "")
+def top_k(r: Reading, key: str) -> None:
+    """Write top_k; -1 and the like switch it off."""
+    found = r.number(key)
+    if found is not None:
+        off = found.value <= 0 or found.value >= 10_000_000
+        r.put("rollout.top_k", 0 if off else int(found.value), found, note="0: off" if off else "")
 
 
 def engine(r: Reading, name: SourceValue) -> None:
@@ -335,9 +350,8 @@ def engine(r: Reading, name: SourceValue) -> None:
 
 
 def generation(r: Reading, params: str, name: SourceValue, arguments: str) -> None:
-    """Write sampling by the section ``params``, the engine ``name``, and the arguments of the section ``arguments``."""
-    temperature = r.need(f"{params}.temperature", default=1.0)
-    sampling(r, temperature, r.number(f"{params}.top_p", default=1.0), r.number(f"{params}.top_k"))
+    """Write top_k of the section ``params``, the engine ``name``, and the arguments of the section ``arguments``."""
+    top_k(r, f"{params}.top_k")
     engine(r, name)
     engine_args(r, arguments)
 
@@ -369,12 +383,15 @@ def engine_args(r: Reading, section: str) -> None:
             r.drop(other, "arguments of vLLM: rollout.vllm.engine_args takes a dictionary", idle=True)
 
 
-def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> None:
+def data(r: Reading, part: str, found: SourceValue | None, split: SourceValue | None = None, **fields: Any) -> None:
     """Write files or hub names as ``data.train`` or ``data.validation``."""
-    if found is None or found.unread:
-        if found is not None:
-            r.put(f"data.{part}", [], found)
+    if found is None:
         return
+    if found.unread:
+        r.put(f"data.{part}", [], found)
+        return
+    if split is not None:
+        fields["split"] = str(split.value)
     paths = found.value if isinstance(found.value, list) else [found.value]
     if len(paths) == 1 and isinstance(paths[0], str) and re.fullmatch(r"\[.*\]", paths[0]):
         paths = [p.strip(" '\"") for p in paths[0][1:-1].split(",")]
@@ -387,7 +404,7 @@ def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> Non
         name, _, taken = path.partition("#")  # `AI-MO/NuminaMath:subset#500`
         named = path if local else f"hub:{name}"
         sources.append({"path": named, **fields, **({"size": int(taken)} if taken.isdigit() and int(taken) else {})})
-    r.put(f"data.{part}", sources, found)
+    r.put(f"data.{part}", sources, found, split)
 
 
 def optimizer(r: Reading, *keys: str) -> None:
@@ -417,17 +434,9 @@ def brief(found: SourceValue) -> str:
 def own_program(r: Reading, known: str, named: str) -> None:
     """Warn of a program that is not the trainer's own: it may change the loss, the advantage or the rewards."""
     for word in sorted(r.source.words):
-        found = re.fullmatch(named, word)
-        if found and ("." in word or "/" in word) and not re.fullmatch(known, found[1]):
+        if re.fullmatch(named, word) and not re.fullmatch(known, word):
             r.cautions.append(f"the program {word} is not {r.title}'s own: what its code changes is not in this recipe")
             return
-
-
-def shuffled(r: Reading, key: str) -> None:
-    """Write whether each epoch has a new order."""
-    found = r.flag(key, default=True)
-    if found.given:
-        r.put("data.shuffle", found.value, found)
 
 
 def other_loss(r: Reading, kind: SourceValue) -> bool:

@@ -20,6 +20,10 @@ UNKNOWN = "\0"  # stands in a word for what is known only when the script runs; 
 UNSET = "\1"  # stands in a word for a variable that is empty unless somebody sets it outside, as ``${X:-}``
 _ASSIGNMENT = re.compile(r"\w+=")
 _PARAMETER = re.compile(r"\$(\w+|[@*#?$!-])")
+# The end of a line that goes on, with comments behind it, and empty lines before a setting: as people leave them
+_CONTINUED = re.compile(r"\\[ \t]*\n(?:(?:[ \t]*(?:#.*)?\n)*(?=[ \t]*(?:--\w|[+~]*\w+(?:\.\w+)+=))|(?:[ \t]*#.*\n)*)")
+_SKIPPED = re.compile(rf"[^\S\n]+|#.*|{_CONTINUED.pattern}|<<-?[ \t]*['\"]?(?P<document>[A-Za-z_]\w*)['\"]?")
+_BRACKETS = re.compile(r"\\.|(?<!\w)'[^']*'|\"(?:\\.|[^\"\\])*\"|[(){}]", re.DOTALL)  # and what is quoted
 SEPARATORS = ("\n", ";", "&", "|", "(", ")")
 
 
@@ -49,11 +53,20 @@ class Names:
             return default
         return self.unknown(f"${name} is set outside of the script")
 
+    @property
+    def why(self) -> str:
+        """Why the command at hand is not constant."""
+        return "; ".join(dict.fromkeys(self.reasons))[:300] or "known only when it runs"
+
     def unknown(self, why: str) -> str:
         """Return ``UNKNOWN`` and keep the reason."""
         if len(self.reasons) < _MOST_REASONS:
             self.reasons.append(why)
         return UNKNOWN
+
+    def begin(self) -> None:
+        """Forget what was said of the command before."""
+        self.reasons, self.added = [], []
 
     def copy(self) -> Names:
         """Return the variables as they are now, for a branch."""
@@ -70,76 +83,46 @@ class Names:
         self.unsure = {name: why for way in ways for name, why in way.unsure.items()}
         self.branched = {}
         for name in {name for way in ways for name in (*way.arrays, *way.branched)}:
-            words = [way.arrays.get(name, []) for way in ways]
-            of_all = set.intersection(*map(set, words))
-            shared = [word for word in words[0] if word in of_all]
-            more = [word for way in words for word in way if word not in of_all]
+            shared, more = _shared([way.arrays.get(name, []) for way in ways])
             more += [word for way in ways for word in way.branched.get(name, [])]
             if any(name in way.arrays for way in ways):
                 self.arrays[name] = shared
             if more:
-                self.branched[name] = list(dict.fromkeys(more))
+                self.branched[name] = more
         for name in {name for way in ways for name in way.texts}:
-            texts = [way.texts.get(name) for way in ways]
-            self.texts[name] = shortest = min((text or "" for text in texts), key=len)
-            suffixes = [(text or "").removeprefix(shortest).split() for text in texts]
+            texts = [way.texts.get(name) or "" for way in ways]
+            words = [text.split() for text in texts]
             if all(text == texts[0] for text in texts):
-                continue
-            if all((text or "").startswith(shortest) for text in texts) and all(map(_are_options, suffixes)):
-                self.branched[name] = self.branched.get(name, []) + [word for words in suffixes for word in words]
+                self.texts[name] = texts[0]
+            elif all(not some or _begins_option(some[0]) for some in words):
+                shared, more = _shared(words)
+                self.texts[name] = " ".join(shared)
+                self.branched[name] = self.branched.get(name, []) + more
             else:
                 self.unsure[name] = "it is set inside of an if or a loop, and not by all branches alike"
 
 
-def _are_options(words: list[str]) -> bool:
-    return not words or words[0].startswith(("-", "+")) or "=" in words[0]
+def _shared(ways: list[list[str]]) -> tuple[list[str], list[str]]:
+    """Return the words of the options that all ways have, and of those that only some have."""
+    options = [_options(words) for words in ways]
+    every = [option for option in options[0] if all(option in others for others in options)]
+    more = dict.fromkeys(option for some in options for option in some if option not in every)
+    return [word for option in every for word in option], [word for option in more for word in option]
 
 
-def logical_lines(text: str) -> list[tuple[int, str]]:
-    """Lines with continuations joined, comments between them and here-documents left out; each with its number."""
-    lines, result, n = text.splitlines(), [], 0
-    quote = ""
-    while n < len(lines):
-        first = n + 1
-        parts: list[str] = []
-        while n < len(lines):
-            line = lines[n]
-            n += 1
-            if line.lstrip().startswith("#") and not quote:
-                if not parts:
-                    break
-                continue  # a comment in the middle of a command, as people leave them
-            if not line.rstrip().endswith("\\") or line.rstrip().endswith("\\\\"):
-                parts.append(line)
-                break
-            parts.append(line.rstrip()[:-1])
-        joined = " ".join(parts)
-        result.append((first, joined))
-        quote = open_quotation(joined, quote)
-        if quote:
-            continue
-        if here := re.search(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1", joined):
-            while n < len(lines) and lines[n].strip() != here[2]:
-                n += 1
-            n += 1
-    return result
+def _options(words: list[str]) -> list[tuple[str, ...]]:
+    """Return each setting, and each flag with its values."""
+    options: list[tuple[str, ...]] = []
+    for word in words:
+        if not options or _begins_option(word):
+            options.append((word,))
+        else:
+            options[-1] = (*options[-1], word)
+    return options
 
 
-def open_quotation(line: str, quote: str = "") -> str:
-    """Return the mark of the quotation that is open after a line (empty: none), if ``quote`` was open before it."""
-    n = 0
-    while n < len(line):
-        mark = line[n]
-        if mark == "\\" and quote != "'":
-            n += 1
-        elif mark == "#" and not quote and (n == 0 or line[n - 1].isspace()):
-            return ""
-        elif mark == quote:
-            quote = ""
-        elif not quote and (mark == '"' or (mark == "'" and not line[n - 1 : n].isalnum())):  # no apostrophe
-            quote = mark
-        n += 1
-    return quote
+def _begins_option(word: str) -> bool:
+    return re.match(r"--?[A-Za-z]|[+~]*[\w./-]+=", word) is not None
 
 
 class Reader:
@@ -147,6 +130,15 @@ class Reader:
 
     def __init__(self, text: str, names: Names, depth: int = 0) -> None:
         self.text, self.names, self.at, self.depth = text, names, 0, depth
+        self._document = ""  # the word that ends the here-document which begins after this line
+        self._line, self._counted = 1, 0
+
+    @property
+    def line(self) -> int:
+        """The number of the line that is read."""
+        self._line += self.text.count("\n", self._counted, self.at)
+        self._counted = self.at
+        return self._line
 
     def words(self) -> list[str]:
         """Words and separators (each of ``SEPARATORS`` as a word of its own) to the end of the text."""
@@ -156,16 +148,16 @@ class Reader:
         """Yield words and separators. A word sees the variables as they are when it is asked for."""
         count = 0
         while self.at < len(self.text):
+            if self._skip():
+                continue
             here = self.text[self.at]
-            if here.isspace() and here != "\n":
-                self.at += 1
-                continue
-            if here == "#":
-                self._to_end_of_line()
-                continue
             if here in SEPARATORS:
                 self.at += 1
+                count = 0 if here == "\n" else count
                 found = [here]
+                if here == "\n" and self._document:
+                    end = re.compile(rf"^\s*{self._document}\s*$", re.MULTILINE).search(self.text, self.at)
+                    self.at, self._document = end.end() if end else len(self.text), ""
             else:
                 found = self._word()
             count += len(found)
@@ -173,21 +165,26 @@ class Reader:
                 raise RecipeError(f"a line of the script has more than {_MOST_WORDS:,} words")
             yield from found
 
-    def _to_end_of_line(self) -> None:
-        end = self.text.find("\n", self.at)
-        self.at = len(self.text) if end < 0 else end
+    def _skip(self) -> bool:
+        """Pass over what is no word, such as blanks, a comment, ``<<END``; return whether there was any."""
+        found = _SKIPPED.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+            self._document = found["document"] or self._document
+        return found is not None
 
     def _word(self) -> list[str]:
-        """One word, or several where an unquoted variable or an array holds several."""
+        """One word, or several where an unquoted variable or an array (``NAME=(`` and its words) holds several."""
         fields, size = [""], 0
         while self.at < len(self.text):
             here, before = self.text[self.at], len(fields[-1])
-            if here.isspace() or here in SEPARATORS:
-                if here == "(" and re.fullmatch(r"\w+\+?=", fields[-1]):
-                    return [fields[-1] + "(", *self._array(), "array)"]
+            if here == "(" and re.fullmatch(r"\w+\+?=", fields[-1]):
+                return [f"{fields[-1]}(", *self._array()]
+            if here.isspace() or here in SEPARATORS or (here in "\\<" and _SKIPPED.match(self.text, self.at)):
                 break
-            if here == "'":
-                end = self._find("'", self.at + 1)
+            if here == "'" and not self.text[self.at - 1 : self.at].isalnum():  # no apostrophe
+                end = self.text.find("'", self.at + 1)
+                self._ends(end >= 0, "a quotation", self.line)
                 fields[-1] += self.text[self.at + 1 : end]
                 self.at = end + 1
             elif here == '"':
@@ -214,30 +211,33 @@ class Reader:
 
     def _array(self) -> list[str]:
         self.at += 1
-        words: list[str] = []
-        while self.at < len(self.text):
-            here = self.text[self.at]
-            if here == ")":
+        words, line = list[str](), self.line
+        while self.text[self.at : self.at + 1] != ")":
+            self._ends(self.at < len(self.text), "an array", line)
+            if self.text[self.at] in SEPARATORS:
                 self.at += 1
-                break
-            if here.isspace():
-                self.at += 1
-            elif here == "#":
-                self._to_end_of_line()
-            elif here in SEPARATORS:
-                self.at += 1
-            else:
+            elif not self._skip():
                 words += self._word()
             if len(words) > _MOST_WORDS:
                 raise RecipeError(f"an array of the script has more than {_MOST_WORDS:,} words")
+        self.at += 1
         return words
+
+    @staticmethod
+    def _ends(found: bool, what: str, line: int) -> None:
+        if not found:
+            raise RecipeError(f"line {line} opens {what} that does not end")
 
     def _quoted(self, fields: list[str]) -> int:
         """Read to the closing quotation mark; return the number of characters that this added."""
-        size = 0
-        while self.at < len(self.text) and self.text[self.at] != '"':
+        size, line = 0, self.line
+        while self.text[self.at : self.at + 1] != '"':
+            self._ends(self.at < len(self.text), "a quotation", line)
             here = self.text[self.at]
-            if here == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`"):
+            if continued := _CONTINUED.match(self.text, self.at):
+                fields[-1] += " "
+                self.at = continued.end()
+            elif here == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`"):
                 fields[-1] += self.text[self.at + 1]
                 self.at += 2
             elif here in "$`":
@@ -257,32 +257,29 @@ class Reader:
             fields += parts[1:]
         return sum(map(len, parts)) + len(parts)
 
-    def _find(self, what: str, start: int) -> int:
-        end = self.text.find(what, start)
-        return len(self.text) if end < 0 else end
-
     def _matching(self, opening: str, closing: str, start: int) -> int:
         """Just behind the bracket that closes the one at ``start``."""
-        depth, end = 0, start
-        while end < len(self.text):
-            depth += {opening: 1, closing: -1}.get(self.text[end], 0)
-            end += 1
+        depth = 0
+        for found in _BRACKETS.finditer(self.text, start):
+            depth += {opening: 1, closing: -1}.get(found[0], 0)
             if depth == 0:
-                return end
-        return end + 1
+                return found.end()
+        self._ends(False, f"a bracket {opening}", self.line)
+        return len(self.text)
 
     def _expansion(self) -> str | list[str]:
         text, at = self.text, self.at
         if text[at] == "`":
-            self.at = self._find("`", at + 1) + 1
-            return self._unknown("`...` is a command")
+            closing = re.compile(r"`|$", re.MULTILINE).search(text, at + 1)
+            self.at = closing.end() if closing else len(text)
+            return self.names.unknown("`...` is a command")
         if text.startswith("$((", at):
             end = self._matching("(", ")", at + 1)
             inside, self.at = text[at + 3 : end - 2], end
             return self._arithmetic(inside)
         if text.startswith("$(", at):
             self.at = self._matching("(", ")", at + 1)
-            return self._unknown("$(...) is a command, which is not run")
+            return self.names.unknown("$(...) is a command, which is not run")
         if text.startswith("${", at):
             end = self._matching("{", "}", at + 1)
             inside, self.at = text[at + 2 : end - 1], end
@@ -300,15 +297,17 @@ class Reader:
         try:
             return str(calculate(plain, known, whole=True))
         except NotConstant:
-            return self._unknown(f"$(({inside.strip()[:60]})) is not constant")
+            return self.names.unknown(f"$(({inside.strip()[:60]})) is not constant")
 
     def _plain(self, name: str) -> str | list[str]:
         if name in ("@", "*"):
             return list(self.names.arguments)  # nothing, unless another script calls this one
+        if name == "#":
+            return str(len(self.names.arguments))
         if name.isdecimal() and 0 < int(name) <= len(self.names.arguments):
             return self.names.arguments[int(name) - 1]
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            return self._unknown(f"${name} is an argument of the script")
+            return self.names.unknown(f"${name} is an argument of the script")
         if name in self.names.arrays and name not in self.names.unsure:
             self.names.added += self.names.branched.get(name, [])
             return self.names.arrays[name][0] if self.names.arrays[name] else ""
@@ -318,21 +317,21 @@ class Reader:
         names = self.names
         if array := re.fullmatch(r"(\w+)\[[@*]\](?:[:+-].*)?", inside):
             if array[1] in names.unsure:
-                return self._unknown(f"the array {array[1]}: {names.unsure[array[1]]}")
+                return self.names.unknown(f"the array {array[1]}: {names.unsure[array[1]]}")
             names.added += names.branched.get(array[1], [])
             if array[1] in names.arrays or array[1] in names.branched or ":" in inside or "+" in inside:
                 return list(names.arrays.get(array[1], []))
-            return self._unknown(f"the array {array[1]} is set outside of the script")
+            return self.names.unknown(f"the array {array[1]} is set outside of the script")
         if re.fullmatch(r"[@*](:.*)?", inside):
             return list(names.arguments)
         match = re.fullmatch(r"([A-Za-z_]\w*|[1-9])(?:(:?[-=+])(.*))?", inside, re.DOTALL)
         if match is None:
-            return self._unknown(f"${{{inside[:40]}}} is not a plain variable")
+            return self.names.unknown(f"${{{inside[:40]}}} is not a plain variable")
         name, how, other = match[1], match[2] or "", match[3] or ""
         if not how or (name.isdecimal() and int(name) <= len(names.arguments)):
             return self._plain(name)
         if name in names.unsure:
-            return self._unknown(f"${name}: {names.unsure[name]}")
+            return self.names.unknown(f"${name}: {names.unsure[name]}")
         if self.depth >= _DEEPEST or len(other) > LONGEST:
             raise RecipeError("the script's variables stand too deep within each other")
         has = name in names.texts and (names.texts[name] not in ("", UNSET) or ":" not in how)
@@ -343,6 +342,3 @@ class Reader:
         if how[-1] == "=" and UNKNOWN not in found:
             names.texts.setdefault(name, found)  # `: "${X:=8}"` sets it for what follows
         return found or UNSET
-
-    def _unknown(self, why: str) -> str:
-        return self.names.unknown(why)

@@ -19,30 +19,21 @@ _REDUCTIONS = {
 def convert(r: Reading) -> None:
     """Write every line that needs several keys of SkyRL, or one of its defaults."""
     prompts = r.count("trainer.train_batch_size", default=1024)
-    group = r.count("generator.n_samples_per_prompt", default=5)
     r.put("rollout.prompts_per_step", prompts.value, prompts)
-    r.put("rollout.group_size", group.value, group)
     shared.minibatch_of_prompts(r, prompts, r.count("trainer.policy_mini_batch_size", default=256))
-    r.take("rollout.max_response_tokens", r.count("generator.sampling_params.max_generate_length", default=1024))
-    prompt = r.count("trainer.max_prompt_length", "generator.max_input_length", default=512)
     r.used.add("generator.max_input_length")
-    r.put("data.max_prompt_tokens", prompt.value, prompt)
     shared.epochs_per_rollout(r, "trainer.update_epochs_per_batch")
     _loss(r)
     _kl_and_correction(r)
     _sampling(r)
     _length(r)
-    _optimiser(r)
     _running(r)
-    names = {"rank": "rank", "alpha": "alpha", "dropout": "dropout", "targets": "target_modules"}
-    shared.lora(r, "trainer.policy.model.lora.", names, on=None, rank=0, alpha=16)
-    shared.own_program(r, "main_(base|dapo|fully_async|dapo_fully_async|async)", r"(?:[\w.]*[./])?(main_\w+)(?:\.py)?")
+    where, names = "trainer.policy.model.lora.", "rank alpha dropout target_modules"
+    shared.lora(r, where, names, on=None, rank=0, alpha=16)
+    shared.own_program(r, r".*main_(base|dapo|fully_async|dapo_fully_async|async)(\.py)?", r".*[./]main_\w+(\.py)?")
 
 
 def _loss(r: Reading) -> None:
-    low, high = r.need(f"{_A}.eps_clip_low", default=0.2), r.need(f"{_A}.eps_clip_high", default=0.2)
-    r.put("algorithm.clip.low", low.value, low)
-    r.put("algorithm.clip.high", high.value, high)
     kind = r.text(f"{_A}.policy_loss_type", default="regular")
     dual = r.need(f"{_A}.clip_ratio_c", default=3.0)
     if kind.value == "dual_clip":
@@ -72,7 +63,7 @@ def _loss(r: Reading) -> None:
         r.put(f"{LOSS}.reduction.length", length.value, length)
     if reduction.value == "token_mean_legacy":
         r.put(f"{LOSS}.reduction.sequences", micro.value, micro)
-        r.put(f"{LOSS}.reduction.weighted", False, note="a mean of the micro-batches' means there")
+        r.put(f"{LOSS}.reduction.weighted", False, note="SkyRL takes the mean of the micro-batches' means")
         r.say("token_mean_legacy is a mean over micro-batches; `token_mean` weighs every token of a minibatch alike")
     estimator = r.text(f"{_A}.advantage_estimator", default="grpo")
     by_std = r.flag(f"{_A}.grpo_norm_by_std", default=True)
@@ -84,8 +75,6 @@ def _kl_and_correction(r: Reading) -> None:
     in_reward = r.flag(f"{_A}.use_kl_in_reward", default=False)
     coefficient = r.need(f"{_A}.kl_loss_coef", default=0.001)
     kind = r.text(f"{_A}.kl_estimator_type", default="k3")
-    controlled = r.number(f"{_A}.kl_ctrl.kl_target")
-    r.drop(controlled, "a controller of the KL coefficient: it is fixed here")
     if in_loss.value:
         shared.kl(r, coefficient, kind, in_reward=False, switch=in_loss)
     elif in_reward.value:
@@ -131,7 +120,7 @@ def _sampling(r: Reading) -> None:
         elif ratio is not None:
             r.put(f"{DS}.replace.min_ratio", ratio.value, ratio)
     elif masked.value and full.value:
-        r.put(f"{DS}.mode", "filter", full, masked, note="groups without variance are replaced there too")
+        r.put(f"{DS}.mode", "filter", full, masked, note="SkyRL, too, replaces groups without variance")
         r.put(f"{DS}.cap.groups", None, note="no limit in SkyRL; `dapo check` warns of it")
     elif masked.value:
         r.put(f"{DS}.mode", "mask", masked)
@@ -156,68 +145,37 @@ def _length(r: Reading) -> None:
     shared.reward(r, env)
 
 
-def _optimiser(r: Reading) -> None:
-    optim = "trainer.policy.optimizer_config"
-    r.take("learner.learning_rate", r.need(f"{optim}.lr", default=1e-6))
-    decay, norm = r.need(f"{optim}.weight_decay", default=0.01), r.need(f"{optim}.max_grad_norm", default=1.0)
-    r.put("learner.weight_decay", decay.value, decay)
-    r.put("learner.max_grad_norm", float(norm.value), norm)
-    r.take("learner.betas", r.find(f"{optim}.adam_betas", default=[0.9, 0.999]))
-    kind = r.text(f"{optim}.scheduler", default="constant_with_warmup")
-    warmup = r.number(f"{optim}.num_warmup_steps", default=0)
-    shared.schedule(r, kind, unit="optimizer", warmup=warmup, note="SkyRL's scheduler counts optimiser steps")
-
-
 def _running(r: Reading) -> None:
-    params = "generator.sampling_params"
     backend = r.text("generator.backend", "generator.inference_engine.backend", default="vllm")
-    shared.generation(r, params, backend, "generator.inference_engine.engine_init_kwargs")
+    shared.generation(r, "generator.sampling_params", backend, "generator.inference_engine.engine_init_kwargs")
     urls = r.find("generator.inference_engine.external_server_urls", "generator.inference_engine.external_proxy_url")
     if urls is not None:
         r.put("rollout.engine", "vllm_server", urls)
         r.put("rollout.server.url", urls.value, urls)
     _evaluation(r)
-    steps = r.number("trainer.max_training_steps", "trainer.max_steps")
-    epochs = r.number("trainer.epochs", default=1)
-    for key, ours, default in (
-        ("trainer.eval_interval", "validation.every", 5),
-        ("trainer.ckpt_interval", "checkpoint.every", 10),
-    ):
-        found = r.need(key, default=default)
-        r.put(ours, max(0, int(found.value)), found)
-    r.take("model.path", r.find("trainer.policy.model.path"), str)
-    r.put("model.dtype", "bfloat16", note="SkyRL computes in bfloat16")
     shared.data(r, "train", r.find("data.train_data"), fields=_FIELDS)
     shared.data(r, "validation", r.find("data.val_data"), fields=_FIELDS)
-    shared.epochs_and_steps(r, steps, epochs)
+    shared.end(r, r.number("trainer.max_training_steps", "trainer.max_steps"), r.number("trainer.epochs", default=1))
+    optim = "trainer.policy.optimizer_config"
+    kind = r.text(f"{optim}.scheduler", default="constant_with_warmup")
+    warmup, note = r.number(f"{optim}.num_warmup_steps", default=0), "SkyRL's scheduler counts optimiser steps"
+    shared.schedule(r, kind, unit="optimizer", warmup=warmup, note=note)
     shared.run_name(r, r.find("trainer.run_name"))
     shared.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="skyrl")
-    _staleness(r)
+    entry = sorted(word for word in r.source.words if "fully_async" in word)  # of releases without the switch
+    by_entry = SourceValue(bool(entry), f"from the entry point {entry[0]}" if entry else "", bool(entry))
+    fully = "trainer.fully_async"
+    shared.staleness_if(r, f"{fully}.enabled", f"{fully}.max_staleness_steps", default=4, entry=by_entry)
 
 
 _FIELDS = {"problem": "prompt", "answer": "reward_spec.ground_truth"}
 
 
-def _staleness(r: Reading) -> None:
-    """Set the staleness by the switch; releases without the switch have an entry point of that name instead."""
-    entry = sorted(word for word in r.source.words if "fully_async" in word)
-    by_entry = SourceValue(bool(entry), f"from the entry point {entry[0]}" if entry else "", bool(entry))
-    switch = r.flag("trainer.fully_async.enabled", default=False)
-    on = switch if switch.given else by_entry
-    stale = r.need("trainer.fully_async.max_staleness_steps", default=4)
-    shared.staleness_if(r, on, "trainer.fully_async.enabled", stale)
-
-
 def _evaluation(r: Reading) -> None:
     params = "generator.eval_sampling_params"
     some = any(key.startswith(f"{params}.") for key in r.source.settings)
-    temperature = r.number(f"{params}.temperature", default=1.0 if some else 0)
-    if temperature is None:
-        temperature = SourceValue(0, "SkyRL's default", False)
+    temperature = r.need(f"{params}.temperature", default=1.0 if some else 0)
     if some and not temperature.given:
-        r.say(
-            "SkyRL's evaluation has temperature 0, and 1 as soon as any other of eval_sampling_params is set, as here"
-        )
+        r.say("SkyRL's evaluation has temperature 0, and 1 as soon as any other of eval_sampling_params is set")
     samples = r.count("generator.eval_n_samples_per_prompt", default=1)
     shared.evaluation(r, samples, temperature, r.number(f"{params}.top_p", default=1.0))
-    r.take("validation.max_response_tokens", r.number(f"{params}.max_generate_length"))

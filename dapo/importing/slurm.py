@@ -18,22 +18,9 @@ _SHORT |= {
     "w": "nodelist",
 }
 _ALONE = {"exclusive", "requeue", "no-requeue", "parsable", "wait", "hold", "verbose", "quiet", "overcommit"}
-_PASSED_ON = {
-    "partition",
-    "account",
-    "qos",
-    "constraint",
-    "time",
-    "mem",
-    "exclusive",
-    "reservation",
-    "exclude",
-    "nodelist",
-    "licenses",
-    "mem-per-gpu",
-    "mem-per-cpu",
-    "comment",
-}
+_PASSED_ON = re.compile(
+    "partition|account|qos|constraint|time|mem(-per-gpu|-per-cpu)?|exclusive|reservation|exclude|nodelist|licenses|comment"
+)
 _OTHERWISE = {
     "job-name": "the job has the run's name: run.name",
     "output": "`dapo launch` keeps the job's output in the run's folder",
@@ -78,7 +65,7 @@ def convert(r: Reading) -> None:
             passed_on["gpus-per-node"] = int(gpus[1])
         elif name == "cpus-per-task" and value.isdigit() and int(value):
             passed_on[name] = int(value)
-        elif name in _PASSED_ON:
+        elif _PASSED_ON.fullmatch(name):
             passed_on[name] = value or True
         else:
             r.drop(found, _OTHERWISE.get(name, "slurm.options takes further options of sbatch"), idle=True)

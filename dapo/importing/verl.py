@@ -24,15 +24,14 @@ def convert(r: Reading) -> None:
     _sampling(r, prompts)
     _length(r)
     _advantage(r)
-    _optimiser(r)
     _running(r)
+    _optimiser(r)
     _adapter(r)
     thinks = r.flag("data.apply_chat_template_kwargs.enable_thinking", default=True)
     if thinks.given:
         r.put("data.chat_template_kwargs", {"enable_thinking": thinks.value}, thinks)
-    shared.own_program(
-        r, r"main_ppo\w*|main_dapo\w*|fully_async_main|main", r"(?:[\w.]*[./])?(main\w*|\w+_main)(?:\.py)?"
-    )
+    known = r"((verl|recipe)[./](.*[./])?)?(main_ppo\w*|main_dapo\w*|fully_async_main|main)(\.py)?"
+    shared.own_program(r, known, r"(.*[./])?(main\w*|\w+_main|train\w*)\.py|.*[./](main\w*|\w+_main)")
 
 
 def _adapter(r: Reading) -> None:
@@ -40,37 +39,27 @@ def _adapter(r: Reading) -> None:
     model = "actor_rollout_ref.model"
     megatron = r.number(f"{model}.lora.rank")
     if megatron is not None and megatron.value > 0:
-        names = {name: name for name in ("rank", "alpha", "dropout")} | {"targets": "target_modules"}
-        shared.lora(r, f"{model}.lora.", names, on=None, rank=0, alpha=32)
+        shared.lora(r, f"{model}.lora.", "rank alpha dropout target_modules", on=None, rank=0, alpha=32)
         return
-    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
-    shared.lora(r, f"{model}.", names, on=None, rank=0, alpha=16)
+    shared.lora(r, f"{model}.", "lora_rank lora_alpha lora_dropout target_modules", on=None, rank=0, alpha=16)
 
 
 def _sizes(r: Reading, prompts: SourceValue) -> None:
     r.put("rollout.prompts_per_step", prompts.value, prompts)
-    r.take("rollout.group_size", r.count(f"{_ROLLOUT}.n", default=1))
     shared.minibatch_of_prompts(r, prompts, r.count(f"{_ACTOR}.ppo_mini_batch_size", default=256))
-    r.take("data.max_prompt_tokens", r.count("data.max_prompt_length", default=512))
-    r.take("rollout.max_response_tokens", r.count("data.max_response_length", default=512))
     shared.epochs_per_rollout(r, f"{_ACTOR}.ppo_epochs")
 
 
 def _clip_and_loss(r: Reading) -> None:
     both = r.number(f"{_ACTOR}.clip_ratio")
-    for ours, key in (("low", "clip_ratio_low"), ("high", "clip_ratio_high")):
-        found = r.number(f"{_ACTOR}.{key}")
-        if found is None and both is not None:
-            r.put(f"algorithm.clip.{ours}", both.value, both)
-            if both.value != 0.2:
-                r.say(
-                    f"clip_ratio = {both.value:g} stands alone: newer verl has clip_ratio_low and clip_ratio_high of "
-                    "0.2 in its YAML, which go before it; if yours does, set algorithm.clip.low and .high to 0.2"
-                )
-            continue
-        found = found or r.need(f"{_ACTOR}.{key}", default=0.2)
-        r.put(f"algorithm.clip.{ours}", found.value, found)
-    r.take("algorithm.clip.dual", r.need(f"{_ACTOR}.clip_ratio_c", default=3.0), float)
+    for end in ("low", "high"):
+        own = r.number(f"{_ACTOR}.clip_ratio_{end}")
+        r.take(f"algorithm.clip.{end}", own or both or r.need(f"{_ACTOR}.clip_ratio_{end}", default=0.2))
+        if own is None and both is not None and both.value != 0.2:
+            r.say(
+                f"clip_ratio = {both.value:g} stands alone: newer verl has clip_ratio_low and clip_ratio_high of "
+                "0.2 in its YAML, which go before it; if yours does, set algorithm.clip.low and .high to 0.2"
+            )
     mode = r.text(f"{_ACTOR}.loss_agg_mode", default="token-mean")
     token = r.flag(f"{_ACTOR}.use_token_level_loss", default=True)  # what it was called at first
     if token.given and not mode.given:
@@ -86,7 +75,6 @@ def _clip_and_loss(r: Reading) -> None:
         )
     _kind(r)
     _kl(r)
-    r.take("algorithm.entropy_coefficient", r.number(f"{_ACTOR}.entropy_coeff"))
     shared.plain_learner_ratio(r)
     bypass = r.flag("algorithm.rollout_correction.bypass_mode", default=False)
     if bypass.value:
@@ -122,7 +110,7 @@ def _kind(r: Reading) -> None:
     percent = r.number(f"{_ACTOR}.k_percent")
     share = r.number(*(f"{where}{kind.value}_ratio" for where in both))
     if kind.value == "kl_cov" and share is None and percent is not None:
-        r.put(f"{LOSS}.share", percent.value / 100, percent, note="in percent there")
+        r.put(f"{LOSS}.share", percent.value / 100, percent, note="verl has it in percent")
     elif kind.value in ("kl_cov", "clip_cov") and share is not None:
         r.put(f"{LOSS}.share", float(share.value), share)
     for name in ("clip_cov_ratio", "kl_cov_ratio"):
@@ -157,14 +145,14 @@ def _rejection(r: Reading, cap: SourceValue | None, level: SourceValue) -> None:
         r.drop(bounds, "of that rejection")
         return
     floor, highest = (1 / up, 1 / low) if inverse else (low, up)
-    said = "1/up and 1/low: the bounds there are of sampler over learner" if inverse else ""
+    said = "1/up and 1/low: verl's bounds are of sampler over learner" if inverse else ""
     r.put(f"{FIX}.kind", kind, rule)
     r.put(f"{FIX}.floor", float(f"{floor:.9g}"), bounds, lower, note=said)
     r.put(f"{FIX}.cap", float(f"{highest:.9g}"), bounds, note=said)
     if kind == "mask_sequence":
         r.put(f"{FIX}.token_cap", None if cap is None else float(cap.value), cap)
     if level.value == "sequence":
-        r.drop(level, "weights by sequence beside a rejection have no counterpart: the rejection is taken")
+        r.drop(level, "weights by sequence together with a rejection have no counterpart: the rejection is taken")
     elif cap is None:
         r.say("verl gives what passes rollout_rs the weight 1; here it carries its ratio (of learner over sampler)")
     elif kind == "mask_token" and cap.value < highest:
@@ -206,7 +194,7 @@ def _sampling(r: Reading, prompts: SourceValue) -> None:
     if metric.value in ("acc", "accuracy"):
         r.put(f"{DS}.metric", "accuracy", metric)
     else:
-        r.put(f"{DS}.metric", "accuracy", metric, note="see below")
+        r.put(f"{DS}.metric", "accuracy", metric, note="accuracy alone")
         r.say(
             f"verl filters by {metric.value}, which may hold the length penalty; groups are kept by accuracy here, as "
             "in the paper (a named reward can be `algorithm.dynamic_sampling.metric`)"
@@ -232,13 +220,10 @@ def _length(r: Reading) -> None:
         shared.penalty(r, longest, cache, factor, on)
     else:
         shared.no_penalty(r, on)
-    r.put("algorithm.overlong_filtering", False, note="verl has none; on by default here")
     manager = r.text("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager", default="naive")
     dapo = str(manager.value).lower() == "dapo"
     note = "the scorer of DAPO's data gives 1 and -1" if dapo else "rewards as the rule gives them, 0 and 1 here"
     r.put("algorithm.reward_scaling.enabled", dapo, manager, note=note)
-    own = r.find("custom_reward_function.path", "reward.custom_reward_function.path")
-    r.drop(own, "a rule of yours: rewards.0.kind=function rewards.0.function=package.module:function")
     shared.reward(r)
 
 
@@ -255,25 +240,15 @@ def _advantage(r: Reading) -> None:
 def _optimiser(r: Reading) -> None:
     optim = f"{_ACTOR}.optim"
     shared.optimizer(r, f"{optim}.optimizer")
-    r.take("learner.learning_rate", r.need(f"{optim}.lr", default=1e-6))
-    r.take("learner.weight_decay", r.need(f"{optim}.weight_decay", default=0.01))
-    r.take("learner.max_grad_norm", r.need(f"{_ACTOR}.grad_clip", f"{optim}.clip_grad", default=1.0), float)
     kind = r.text(f"{optim}.lr_scheduler_type", f"{optim}.warmup_style", f"{optim}.lr_decay_style", default="constant")
-    warmup = r.number(f"{optim}.lr_warmup_steps")
-    ratio = r.number(f"{optim}.lr_warmup_steps_ratio", default=0.0)
-    total = r.number("trainer.total_training_steps")
-    if warmup is None or warmup.value < 0:
-        if ratio is not None and ratio.value and total is not None:
-            warmup = SourceValue(ratio.value * total.value, ratio.said, ratio.given)
-        else:
-            warmup = SourceValue(0, f"{r.title}'s default of lr_warmup_steps", False)
-            if ratio is not None and ratio.value:
-                warmup = shared.share_of_steps(ratio)
-    shared.schedule(r, kind, unit="rollout", warmup=warmup, note="verl's scheduler advances once for each rollout")
+    warmup, share = r.number(f"{optim}.lr_warmup_steps"), r.number(f"{optim}.lr_warmup_steps_ratio", default=0.0)
+    if warmup is not None and warmup.value >= 0:
+        share = None
+    note = "verl's scheduler advances once for each rollout"
+    shared.schedule(r, kind, unit="rollout", warmup=warmup, share=share, note=note)
     low = r.number(f"{optim}.min_lr_ratio")
     if low is not None and r.lines["learner.schedule"].value != "constant":
         r.put("learner.final_ratio", low.value, low)
-    r.take("learner.betas", r.find(f"{optim}.betas", default=[0.9, 0.999]))
 
 
 def _running(r: Reading) -> None:
@@ -298,14 +273,9 @@ def _running(r: Reading) -> None:
         r.say(
             "verl counts batches of data in total_epochs; DAPO-Math-17k's published file repeats each prompt 100 times"
         )
-    _every(r, "trainer.save_freq", "checkpoint.every", -1, "only at the end")
-    _every(r, "trainer.test_freq", "validation.every", -1, "never")
-    r.take("model.path", r.find("actor_rollout_ref.model.path"), str)
-    r.put("model.dtype", "bfloat16", note="verl computes in bfloat16 (its weights for the optimiser in float32)")
     shared.data(r, "train", r.find("data.train_files"), format="dapo_math")
     shared.data(r, "validation", r.find("data.val_files"), format="dapo_math")
-    shared.epochs_and_steps(r, steps, epochs)
-    shared.shuffled(r, "data.shuffle")
+    shared.end(r, steps, epochs)
     cut = r.text("data.truncation")
     dropped = r.flag("data.filter_overlong_prompts", default=False)
     if cut.value == "error" and not dropped.value:
@@ -316,9 +286,3 @@ def _running(r: Reading) -> None:
         r.put("data.overlong_prompts", "drop", dropped)
     shared.run_name(r, r.find("trainer.experiment_name"))
     shared.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="verl_examples")
-
-
-def _every(r: Reading, key: str, ours: str, default: int, off: str) -> None:
-    found = r.need(key, default=default)
-    note = f"0: {off}" if found.value <= 0 else ""
-    r.put(ours, max(0, int(found.value)), found, note=note)

@@ -61,7 +61,7 @@ def _with_defaults(
         if not isinstance(entry, str):
             source.unresolved.append((f"defaults: {str(entry)[:200]}", "a group of settings that is not in the file"))
             continue
-        path, why = files.find(entry, (folder,))
+        path, why = files.find(entry.removesuffix("@_global_"), (folder,))
         if path is None:
             _without(source, entry[:200], why)
             continue
@@ -70,7 +70,14 @@ def _with_defaults(
                 f"{source.name} names itself through its defaults: {' > '.join(p.name for p in chain)} > {entry}"
             )
         below = merge(below, _base(path, source, files, (*chain, path.resolve())))
-    return merge(below, own)
+    return merge(_kept(below, own), own)
+
+
+def _kept(below: Any, own: Any) -> Any:
+    """Return what is left of a base: NeMo RL's ``_override_: true`` replaces a whole section of it."""
+    if not (isinstance(below, Mapping) and isinstance(own, Mapping)):
+        return below
+    return {} if own.get("_override_") else {key: _kept(value, own.get(key)) for key, value in below.items()}
 
 
 def _base(path: Path, source: SourceFile, files: SourceFiles, chain: tuple[Path, ...]) -> dict[str, Any]:

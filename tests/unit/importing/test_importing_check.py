@@ -10,7 +10,14 @@ from dapo.importing.convert import import_text
 from dapo.models.tiny import make_tiny_model
 from tests.unit.importing.test_importing_systems import CASES, NO_DATA
 
-HERE = [*NO_DATA[1:], "rollout.engine=embedded", "model.device=cpu", "model.dtype=float32", "data.train.0.size=40"]
+HERE = [
+    *NO_DATA[1:],
+    "rollout.engine=embedded",
+    "model.device=cpu",
+    "model.dtype=float32",
+    "data.train.0.size=40",
+    "trainer.steps=100",
+]
 """What a reader would change to look at it on a machine without the model and a card."""
 
 

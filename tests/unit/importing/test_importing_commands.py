@@ -42,13 +42,13 @@ def test_a_configuration_whose_folder_is_not_known_is_read_beside_the_script(tmp
     monkeypatch.chdir(tmp_path)
     command = 'python3 -m verl.trainer.main_ppo --config-path="$CONFIGS" --config-name=own data.train_batch_size=64\n'
     Path("run.sh").write_text(command)
-    with pytest.raises(RecipeError, match=r"CONFIGS is set outside .*; copy own.yaml beside the script, or write"):
+    with pytest.raises(RecipeError, match=r"CONFIGS is set outside .*; copy own.yaml next to the script, or write"):
         import_file(Path("run.sh"))
     Path("own.yaml").write_text("actor_rollout_ref: {rollout: {n: 6}}\ndata: {train_batch_size: 32}\n")
     made = import_file(Path("run.sh"))
     assert "  group_size: 6 " in made.text
     assert "  prompts_per_step: 64 " in made.text
-    assert "# CAUTION: own.yaml beside the script is read for .../own.yaml, whose folder is not known" in made.text
+    assert "# CAUTION: own.yaml next to the script is read for .../own.yaml, whose folder is not known" in made.text
 
 
 def test_the_recipe_never_takes_the_place_of_its_source(tmp_path: Path, monkeypatch, capsys) -> None:

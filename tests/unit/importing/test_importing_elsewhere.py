@@ -9,6 +9,7 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.importing.convert import import_text
+from dapo.importing.reading import Listed
 
 LEAST = {
     "nemo-rl": {"grpo": {"num_prompts_per_step": 4}},
@@ -146,7 +147,7 @@ def test_the_command_says_it_first_and_splits_the_report(tmp_path: Path, monkeyp
 def test_an_entry_is_listed_by_its_effect(settings: dict, computed: bool) -> None:
     made = import_text(json.dumps({"actor_rollout_ref": {"rollout": {"n": 4}}} | settings), "a.json", "verl")
     (entry,) = made.reading.apart
-    assert entry.computed is computed
+    assert (entry.kind is not Listed.IDLE) is computed
 
 
 def test_code_of_a_model_is_not_switched_on_by_an_import() -> None:
@@ -160,7 +161,7 @@ def test_code_of_a_model_is_not_switched_on_by_an_import() -> None:
         assert "model.trust_remote_code" not in made.reading.lines
         (entry,) = [entry for entry in made.reading.apart if "trust_remote_code" in entry.what]
         assert "runs code that comes with the model" in entry.reason
-        assert entry.computed
+        assert entry.kind is not Listed.IDLE
 
 
 @pytest.mark.parametrize(

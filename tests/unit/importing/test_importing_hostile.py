@@ -64,7 +64,7 @@ EOF
 def test_unknown_keys_are_listed() -> None:
     found = apart(LAUNCH + "data.frobnicate=3 actor_rollout_ref.actor.optim.lr=abc")
     assert "not known" in found["data.frobnicate = 3"]
-    assert "number is expected" in found["actor_rollout_ref.actor.optim.lr = abc"]
+    assert "expects a number" in found["actor_rollout_ref.actor.optim.lr = abc"]
 
 
 @pytest.mark.parametrize(

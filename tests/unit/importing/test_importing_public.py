@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,57 @@ def test_a_quotation_over_several_lines_with_marks_of_comments() -> None:
     lines = import_text(script, "a.sh").reading.lines
     assert lines["rollout.group_size"].value == 4
     assert lines["data.system_prompt"].value == "Don't guess.\n# Steps\n#### 42"
+
+
+def test_nemo_rls_override_replaces_a_section_of_its_base(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "data: {train: {dataset_name: gsm8k}, default: {prompt_file: a.txt}}\ngrpo: {num_prompts_per_step: 4}"
+    )
+    own = "defaults: base.yaml\ndata: {_override_: true, train: {data_path: d/t.jsonl, input_key: q, output_key: a}}"
+    made = import_text(own, "a.yaml", folder=tmp_path)
+    lines = {key: line.value for key, line in made.reading.lines.items()}
+    assert lines["data.train"] == [{"path": "d/t.jsonl", "fields": {"problem": "q", "answer": "a"}}]
+    assert lines["rollout.prompts_per_step"] == 4
+    assert "prompt_file" not in made.text
+    assert "output_key = a:" not in made.text  # it is in the line
+    made = import_text(own.replace("_override_: true, ", ""), "a.yaml", folder=tmp_path)
+    assert "prompt_file" in made.text
+
+
+def test_a_key_of_a_section_that_nobody_knows_is_not_taken_for_another() -> None:
+    settings = {"gconfig": {"n_samples": 4}, "actor": {"aent": {"entropy_coeff": 0.1}}}
+    made = import_text(json.dumps(settings), "a.json", "areal")
+    assert "algorithm.entropy_coefficient" not in made.reading.lines
+    assert "actor.aent.entropy_coeff = 0.1" in made.text
+    assert (
+        lines_of("areal", {"gconfig": {"n_samples": 4}, "actor": {"entropy_coeff": 0.1}})[
+            "algorithm.entropy_coefficient"
+        ]
+        == 0.1
+    )
+
+
+def test_the_least_rate_of_a_schedule() -> None:
+    settings = {"num_generations": 8, "lr_scheduler_type": "cosine_with_min_lr"}
+    lines = lines_of("trl", settings | {"lr_scheduler_kwargs": {"min_lr_rate": 0.1}})
+    assert (lines["learner.schedule"], lines["learner.final_ratio"]) == ("cosine", 0.1)
+    script = "from trl import GRPOConfig\nGRPOConfig(lr_scheduler_type='cosine_with_min_lr', "
+    made = import_text(script + "lr_scheduler_kwargs={'min_lr_rate': 0.2})", "a.py")
+    assert made.reading.lines["learner.final_ratio"].value == 0.2
+
+
+def test_areals_earlier_spelling_of_an_allocation() -> None:
+    lines = lines_of("areal", {"gconfig": {"n_samples": 4}, "allocation_mode": "sglang.d4p1t1+d2p1t1"})
+    assert (lines["learner.ranks"], lines["rollout.engines"]) == (2, 4)
+
+
+def test_no_remark_is_empty() -> None:
+    rejection = {"level": "token", "action": "mask"}
+    settings = {"gconfig": {"n_samples": 4}, "actor": {"use_decoupled_loss": True, "rejection_sampling": rejection}}
+    line = import_text(json.dumps(settings), "a.json", "areal").reading.lines["algorithm.correction.floor"]
+    assert (line.value, line.comment) == (0.0, "what AReaL does without a setting")
+    correction = {"rollout_rs": "geometric", "rollout_rs_threshold": 1.25}
+    settings = {"actor_rollout_ref": {"rollout": {"n": 4}}, "algorithm": {"rollout_correction": correction}}
+    made = import_text(json.dumps(settings), "a.json", "verl")
+    assert made.reading.lines["algorithm.correction.token_cap"].value is None
+    assert [key for key, line in made.reading.lines.items() if not line.comment] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dapo.config.explain import explain
 from dapo.errors import RecipeError
 from dapo.importing.convert import import_text
 
@@ -98,3 +99,45 @@ def test_a_command_of_a_page_that_lacks_its_file_is_refused(case: str) -> None:
     text, said = REFUSED[case]
     with pytest.raises(RecipeError, match=said):
         import_text(text, "run.sh")
+
+
+NAMES = {
+    "AReaL": """actor.overlong_reward_penalty actor.overlong_tokens actor.overlong_penalty_factor actor.eps_clip
+        actor.eps_clip_higher actor.dynamic_sampling gsm8k_dapo.yaml""",
+    "ms-swift": """epsilon epsilon_high --epsilon_high dynamic_sample --dynamic_sample max_resample_times
+        --max_resample_times --loss_type bnpo overlong_filter --overlong_filter reward_funcs --reward_funcs
+        soft_overlong soft_max_length soft_cache_length --soft_cache_length max_completion_length L_max L_cache
+        Clip-Higher Dynamic-Sampling Token-level-Loss Overlong-Filtering Soft-Overlong-Punishment""",
+    "NeMo RL": """use_dynamic_sampling num_prompts_per_step num_generations_per_prompt batch_multiplier
+        dynamic_sampling_max_gen_batches reward_scaling source_min source_max target_min target_max reward_shaping
+        overlong_buffer_length overlong_buffer_penalty max_response_length dynamic_sampling_num_gen_batches
+        dynamic_sampling_num_discarded_valid_samples filtered_reward loss_fn ratio_clip_min ratio_clip_max
+        token_level_loss apply_reward_shaping dynamic_sampling examples/configs/recipes/llm/dapo-qwen2.5-7b.yaml
+        examples/run_grpo_math.py --config HF_HOME WANDB_API_KEY HF_DATASETS_CACHE Clip-Higher
+        Token-Level-Policy-Gradient-Loss Overlong-Reward-Shaping ClippedPGLossFn policy.model_name grpo.ratio_clip_max
+        checkpointing.checkpoint_dir logger.wandb_enabled logger.wandb.name cluster.gpus_per_node cluster.num_nodes
+        examples/configs/grpo_math_8B.yaml NUM_ACTOR_NODES CONTAINER MOUNTS sbatch --nodes --account --job-name
+        --partition --time --gres ray.sub""",
+    "SkyRL": """trainer.algorithm.eps_clip_low trainer.algorithm.eps_clip_high trainer.algorithm.dynamic_sampling.type
+        filter max_sample_batches trainer.algorithm.loss_reduction token_mean generator.apply_overlong_filtering
+        RayPPOTrainer postprocess_generator_output examples/algorithms/dapo/main_dapo.py DAPOTrainer DAPOExp BasePPOExp
+        get_trainer skyrl_entrypoint GeneratorOutput overlong_buffer.len overlong_buffer.penalty_factor
+        +trainer.algorithm.overlong_buffer.len examples/algorithms/dapo/run_dapo_gsm8k.sh""",
+}
+"""What the five pages name: keys, values, sections, programs, files, classes, options of sbatch."""
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_explain_knows_each_name_of_a_page(page: str) -> None:
+    unknown = []
+    for name in NAMES[page].split():
+        try:
+            assert explain(name)
+        except RecipeError:
+            unknown.append(name)
+    assert unknown == []
+
+
+@pytest.mark.parametrize(("name", "said"), [("max_resample_times", "N + 1"), ("max_sample_batches", "no limit")])
+def test_explain_says_the_arithmetic_of_a_cap(name: str, said: str) -> None:
+    assert said in explain(name)[0]

@@ -22,7 +22,8 @@ def lines_of(text: str, name: str = "a.sh", **more) -> dict:
 
 
 def to_fill_in(made: Imported) -> set[str]:
-    return {key for key, line in made.reading.lines.items() if line.fill_in}
+    """Return what a user has to write, but for the steps: no data are here that would say them."""
+    return {key for key, line in made.reading.lines.items() if line.fill_in} - {"trainer.steps"}
 
 
 def first_line(text: str, name: str = "a.sh", system: str | None = None) -> str:
@@ -107,7 +108,7 @@ def test_machines_and_megatrons_own_names() -> None:
 
 
 def test_a_system_prompt_that_is_a_file(tmp_path: Path) -> None:
-    made = import_text(SWIFT + "--system p.txt", "a.sh", folder=tmp_path)
+    made = import_text(SWIFT + "--num_generations 1 --system p.txt", "a.sh", folder=tmp_path)
     assert to_fill_in(made) == {"data.system_prompt"}
     (tmp_path / "p.txt").write_text("Think first.")
     assert lines_of(SWIFT + "--system p.txt", folder=tmp_path)["data.system_prompt"] == "Think first."
@@ -153,6 +154,9 @@ def test_another_method_is_refused_by_what_names_it(text: str, name: str, said: 
         ("uv run -m skyrl.main_base trainer.algorithm.policy_loss_type=rollout_is", "policy_loss_type = rollout_is"),
         (SWIFT.replace("accuracy", "accuracy my_rule"), "reward functions that are lost: my_rule"),
         (VERL.replace("verl.trainer.main_ppo", "recipe.own.main_own") + f"{N}=4", "recipe.own.main_own"),
+        (VERL.replace("verl.trainer.main_ppo", "verl_tool.trainer.main_ppo") + f"{N}=4", "verl_tool.trainer.main_ppo"),
+        (VERL.replace("verl.trainer.main_ppo", "recipe.own.grpo_main") + f"{N}=4", "recipe.own.grpo_main"),
+        (f"python3 -u train.py algorithm.adv_estimator=grpo {N}=4", "train.py"),
     ],
 )
 def test_what_is_not_here_is_said_in_the_first_line_and_on_the_screen(
@@ -240,6 +244,11 @@ def test_a_script_of_trl_brings_its_data_prompt_and_rewards() -> None:
     assert "falls to its end" not in made.text
 
 
+def test_a_trainer_of_another_name_than_trls_is_the_first_line() -> None:
+    text = SCRIPT.replace("GRPOTrainer(model", "MyGRPOTrainer(model").replace(", lambda **k: [0]", "")
+    assert "MyGRPOTrainer is not TRL's own trainer" in first_line(text, "a.py")
+
+
 def test_a_script_of_trl_whose_configuration_comes_from_a_command_line_is_refused() -> None:
     text = SCRIPT.replace("GRPOConfig(lr_scheduler_type", "parse(lr_scheduler_type")
     with pytest.raises(RecipeError, match="made elsewhere"):
@@ -270,7 +279,71 @@ def test_steps_are_counted_where_the_data_are_there(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"a": 1}\n' * 100)
     text = SWIFT + "--num_train_epochs 2 --num_generations 4 --per_device_train_batch_size 16"
     assert lines_of(text, folder=tmp_path)["trainer.steps"] == 50  # 2 x 100 problems, 4 in each step
-    assert "FILL IN passes x problems" in import_text(text, "a.sh").text
+    made = import_text(text + " --warmup_ratio 0.1", "a.sh")
+    assert to_fill_in(made) == {"learner.warmup"}
+    assert made.reading.lines["trainer.steps"].fill_in
+    assert "  steps: FILL_IN " in made.text
+    assert lines_of(text + " --warmup_ratio 0.1", folder=tmp_path)["learner.warmup"] == 5
+
+
+def test_flags_that_branches_give_other_values_keep_their_values() -> None:
+    branch = "if x; then A+=(--learning_rate 1e-6 --beta 0); else A+=(--learning_rate 2e-6 --beta 0); fi\n"
+    made = import_text(f'A=(--num_generations 4)\n{branch}{SWIFT} "${{A[@]}}"', "a.sh")
+    assert "learner.learning_rate" in to_fill_in(made)
+    assert made.reading.lines["algorithm.kl_coefficient"].value == 0
+    text = 'if x; then A="a.b=1 data.train_batch_size=8"; else A="data.train_batch_size=8 a.b=2"; fi\n'
+    made = import_text(f"{text}{VERL} {N}=4 $A", "a.sh")
+    assert made.reading.lines["rollout.prompts_per_step"].value == 8
+    assert "a.b=2: could not be read: only some branches of the script set it" in made.text
+
+
+@pytest.mark.parametrize("loop", ['while [[ "$#" -gt 0 ]]', "while [ $# -gt 0 ]", "while [[ $# != 0 ]]"])
+def test_a_loop_over_arguments_that_nobody_gives_sets_nothing(loop: str) -> None:
+    script = f'G=8\n{loop}; do\n  case "$1" in\n    --g) G="$2"; shift 2 ;;\n    *) exit 1 ;;\n  esac\ndone\n'
+    assert lines_of(f"{script}{VERL} {N}=$G")["rollout.group_size"] == 8
+
+
+def test_a_script_that_is_called_with_arguments_runs_its_loop(tmp_path: Path) -> None:
+    loop = 'G=8\nwhile [ $# -gt 0 ]; do\n  case "$1" in\n    --g) G="$2"; shift 2 ;;\n  esac\ndone\n'
+    (tmp_path / "base.sh").write_text(f"{loop}{VERL} {N}=$G data.train_batch_size=8")
+    made = import_text("bash base.sh --g 4", "a.sh", folder=tmp_path)
+    assert to_fill_in(made) >= {"rollout.group_size"}
+
+
+@pytest.mark.parametrize("gap", ["    # of rollouts\n", "\n", "   \n    #### Sampling\n", "\n\n"])
+def test_a_command_that_goes_on_after_comments_and_empty_lines(gap: str) -> None:
+    lines = lines_of(f"{VERL} \\\n{gap}    {N}=4 \\\n{gap}  data.train_batch_size=8 \\\n\necho done --a.b=1\n")
+    assert (lines["rollout.group_size"], lines["rollout.prompts_per_step"]) == (4, 8)
+
+
+def test_a_command_over_several_lines_of_a_quotation_with_a_here_document_before() -> None:
+    script = "cat > a.txt <<'END'\nit's A=(\nEND\nX=$(echo ')' | sed 's/)//')\n# don't\n"
+    command = f'COMMAND="{VERL} \\\n  {N}=4 \\\n  # {N}=8 \\\n  data.train_batch_size=8" sbatch ray.sub'
+    lines = lines_of(script + command)
+    assert (lines["rollout.group_size"], lines["rollout.prompts_per_step"]) == (4, 8)
+
+
+@pytest.mark.parametrize("end", ["'", '"', "A=(x", "${X"])
+def test_what_a_script_opens_and_never_ends_is_refused(end: str) -> None:
+    with pytest.raises(RecipeError, match=r"line 2 opens an? .*that does not end"):
+        import_text(f"{VERL} {N}=4\n{end}\n", "a.sh")
+
+
+@pytest.mark.parametrize("value", ["$WORLD_SIZE", "<num_nodes>", "$(nproc)"])
+@pytest.mark.parametrize("name", ["NNODES", "NPROC_PER_NODE"])
+def test_processes_that_a_script_does_not_say_are_to_fill_in(name: str, value: str) -> None:
+    script = f"export NPROC_PER_NODE=8\nexport {name}={value}\n{SWIFT} --num_generations 8"
+    made = import_text(script, "a.sh")
+    assert {"rollout.prompts_per_step", "learner.minibatch_prompts"} <= to_fill_in(made)
+    assert "rollout.prompts_per_step" not in to_fill_in(import_text(script, "a.sh", devices=16))
+
+
+def test_responses_that_are_no_whole_groups_say_that_devices_are_missing() -> None:
+    made = import_text("num_generations: 7\nper_device_train_batch_size: 16", "a.yaml", "trl")
+    assert "rollout.prompts_per_step" in to_fill_in(made)
+    assert "--devices N" in made.reading.lines["rollout.prompts_per_step"].comment
+    made = import_text("num_generations: 7\nper_device_train_batch_size: 16", "a.yaml", "trl", devices=7)
+    assert made.reading.lines["rollout.prompts_per_step"].value == 16
 
 
 def test_small_things() -> None:
