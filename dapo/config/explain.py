@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from dapo.config.moved import MOVED, moved_hint, moved_key
 from dapo.config.peers import PEER_KEYS, PEER_WORDS, apart_hint, peer_entry, peer_hint, peer_metric
 from dapo.config.presets import PRESETS
 from dapo.config.problems import brief, nearest, visible
@@ -81,8 +80,6 @@ def explain(key: str) -> list[str]:
         return [line for one in known for line in (*([""] if one is not known[0] else []), *one)]
     if metric := _peer_metric(key) or _metric(key) or _metric_of_last_part(key):
         return metric
-    if (old := moved_key(key)) and (peer_hint(key) is None or "." in key):
-        return [moved_hint(old), *(["", *explain(MOVED[old])] if MOVED[old] else [])]
     if hint := peer_hint(key):
         lines = [hint]
         for entry in (*PEER_KEYS, *PEER_WORDS.values()):

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dapo.config.moved import moved_hint, moved_key
 from dapo.config.peers import apart_hint, peer_hint
 from dapo.config.secrets import redact
 from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings
@@ -210,14 +209,12 @@ def _hint_for_text(expected: str, value: str) -> str:
 
 
 def unknown_key(path: str, kind: Any = None) -> str:
-    """Say what to write instead: the new name of a setting, an option of this kind, a peer's name, the nearest names.
+    """Say what to write instead: an option of this kind, a peer's name, the nearest names.
 
     Args:
         path: the key.
         kind: of its section as it was given; None: the default, or the section has no kinds.
     """
-    if "." in path and (old := moved_key(path)):
-        return moved_hint(old)
     if (setting := lookup(path)) is not None:
         if setting.kinds:
             return no_option(path, kind)
