@@ -21,7 +21,7 @@ from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, WARNINGS, Sections, hi
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
-from dapo.config.deployment import engine_kind
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.problems import brief
 from dapo.errors import ModelError
 from dapo.loop.sampling.prompts import least_kept
@@ -31,7 +31,6 @@ from dapo.words import counted, in_a_row
 
 if TYPE_CHECKING:
     from dapo.data import PreparedData
-    from dapo.run.deployment import Deployment
 
 
 def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> None:
@@ -57,7 +56,6 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     from dapo.data.render import seen_lines
     from dapo.data.unknown import unknown_in_prompts
     from dapo.observe.run_name import with_free_name
-    from dapo.run.deployment import deployment_of
     from dapo.run.episodes import start_environment
     from dapo.run.fits import check_fits
     from dapo.run.here import lacking
@@ -118,7 +116,6 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
 
 def _add_without_model(recipe: Recipe, sections: Sections, error: ModelError) -> None:
     """Add what needs neither the model's tokenizer nor its configuration, which could not be loaded."""
-    from dapo.run.deployment import deployment_of
 
     deployment = deployment_of(recipe)
     sections.add("arithmetic, without model and data", arithmetic(recipe, None))
@@ -166,7 +163,7 @@ def _engine_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
     yield describe_engine(recipe).removeprefix("engine: ")
     yield from engine_advice(recipe, facts)
-    if engine_kind(recipe) == "vllm_server":
+    if Deployment(recipe).engine == "vllm_server":
         yield "no server was asked anything; a run asks first of all"
 
 
@@ -177,7 +174,7 @@ processor.md)."""
 
 def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     """Yield what is known of the embedded engine's speed compared with vLLM's at this size, and what is not."""
-    engine, size = engine_kind(recipe), facts.parameters
+    engine, size = Deployment(recipe).engine, facts.parameters
     if engine not in ("embedded", "vllm"):
         return
     cpu = "the embedded engine was faster" if size <= EMBEDDED_AHEAD else "nothing as large was measured"

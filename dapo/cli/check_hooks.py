@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dapo.config import Recipe
-from dapo.config.deployment import engine_kind
+from dapo.config.deployment import Deployment
 from dapo.errors import HookError
 from dapo.types.batch import Completion, Group, Prompt, Score
 from dapo.types.enums import FinishReason, Verdict
@@ -45,7 +45,7 @@ def import_hooks(recipe: Recipe) -> Algorithm:
     from dapo.run.here import trackers_of
     from dapo.run.reinforcement import make_scorer
 
-    if engine_kind(recipe) == "own":
+    if Deployment(recipe).engine == "own":
         own_engine(recipe.rollout.engine)
     trackers_of(recipe)
     NOTHING_GIVEN.with_named(recipe)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_numbers, shards
 from dapo.config import Recipe
-from dapo.config.deployment import engine_count, engine_kind, engine_slots, is_pool, keeps_8_bits, overlaps
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.models.memory import LayerSizes, activation_bytes, forward_bytes, graph_bytes, head_bytes
 from dapo.types.model import ModelFacts
 
@@ -98,13 +98,13 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     layer, device = layer_sizes(facts), recipe.model.device
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
-    engines = engine_count(recipe)
-    kind = engine_kind(recipe)
+    engines = Deployment(recipe).engines
+    kind = Deployment(recipe).engine
     own, elsewhere, embedded = kind == "vllm", kind == "vllm_server", kind == "embedded"
     engine_size = BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     # One embedded engine computes with the tensors of a learner in its process; an adapter is merged into those that it
     # does not fuse.
-    copies = own or ((is_pool(recipe) or recipe.learner.ranks > 1) and not elsewhere)
+    copies = own or ((Deployment(recipe).pool or recipe.learner.ranks > 1) and not elsewhere)
     merged = with_adapter and not copies
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
     fused = embedded * (not layer.experts) * facts.layers * layer.hidden * rows * size
@@ -112,7 +112,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     longest = longest_prompt + recipe.rollout.max_response_tokens
     cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, key_value_size(recipe), fixed=embedded and on_card)
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
-    asleep = on_card and not overlaps(recipe) and (embedded or (own and recipe.rollout.vllm.sleep))
+    asleep = on_card and not Deployment(recipe).overlaps and (embedded or (own and recipe.rollout.vllm.sleep))
     graphs = _graph_bytes(recipe, facts, longest) if embedded and on_card else 0
     held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache + graphs
     whole = Memory(
@@ -139,15 +139,15 @@ def key_value_size(recipe: Recipe) -> int:
     from dapo.run.held import BYTES
 
     vllm = recipe.rollout.vllm
-    if engine_kind(recipe) != "vllm":
+    if Deployment(recipe).engine != "vllm":
         return BYTES[recipe.model.dtype]
-    return 1 if keeps_8_bits(recipe) else BYTES[vllm.dtype or recipe.model.dtype]
+    return 1 if Deployment(recipe).keeps_8_bits else BYTES[vllm.dtype or recipe.model.dtype]
 
 
 def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, fixed: bool) -> int:
     """Return the bytes of keys and values of a step's responses at full length, as far as there are slots. ``fixed``
     counts all slots that the embedded engine may choose on a GPU, used or not."""
-    slots = engine_slots(recipe)
+    slots = Deployment(recipe).slots
     if fixed:
         import torch
 
@@ -172,7 +172,7 @@ def _checking_bytes(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> i
     from dapo.loop.sync_check import RESPONSES, TOKENS
     from dapo.run.held import BYTES
 
-    learner, size, answers = recipe.learner, BYTES[recipe.model.dtype], TOKENS * engine_count(recipe)
+    learner, size, answers = recipe.learner, BYTES[recipe.model.dtype], TOKENS * Deployment(recipe).engines
     groups = -(-RESPONSES // max(1, learner.ranks // learner.context_parallel))
     most = max(learner.microbatch_tokens, longest_prompt + TOKENS)
     tokens = min(groups * (longest_prompt + answers), most) // learner.context_parallel
@@ -192,7 +192,7 @@ def _graph_bytes(recipe: Recipe, facts: ModelFacts, longest: int) -> int:
         return 0
     layer, size = layer_sizes(facts), BYTES[recipe.model.dtype]
     return sum(
-        graph_bytes(layer, facts.layers, slots or MOST_SLOTS, longest, size, MOST) for slots in engine_slots(recipe)
+        graph_bytes(layer, facts.layers, slots or MOST_SLOTS, longest, size, MOST) for slots in Deployment(recipe).slots
     )
 
 
@@ -303,7 +303,6 @@ def _rank_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[s
 
 
 def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
-    from dapo.run.deployment import deployment_of
 
     deployment = deployment_of(recipe)
     over_ranks = deployment.learner == "ranks"

@@ -6,14 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dapo.config import Recipe
-from dapo.config.deployment import (
-    engine_count,
-    engine_devices,
-    engine_kind,
-    is_colocated,
-    overlaps,
-    sends_adapter,
-)
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.types.model import ModelFacts
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -53,15 +46,15 @@ def shards(recipe: Recipe) -> int:
 
 def devices_of_engines(recipe: Recipe) -> int:
     """Devices of all engines together, as many as each wants."""
-    return engine_count(recipe) * engine_devices(recipe)
+    return Deployment(recipe).engines * Deployment(recipe).engine_devices
 
 
 def engines_apart(recipe: Recipe) -> bool:
     """Return whether engines have devices that no rank has: servers, those that work beside the learner, and on a
     cluster those that share no places with ranks."""
-    elsewhere = overlaps(recipe) or engine_kind(recipe) == "vllm_server"
+    elsewhere = Deployment(recipe).overlaps or Deployment(recipe).engine == "vllm_server"
     cluster = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
-    return elsewhere or (cluster and not is_colocated(recipe))
+    return elsewhere or (cluster and not Deployment(recipe).shares_places)
 
 
 def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]:
@@ -72,7 +65,6 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
         facts: of its model.
         size: bytes of a number of the model's type.
     """
-    from dapo.run.deployment import deployment_of
     from dapo.weights.routes import ROUTES  # imports torch
 
     count, deployment = _published_numbers(recipe, facts) * size, deployment_of(recipe)
@@ -95,7 +87,6 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
 
 def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
     """Return the seconds of a publish; 0 where the weights stay in one process. Arguments as for ``publish_lines``."""
-    from dapo.run.deployment import deployment_of
     from dapo.weights.routes import ROUTES  # imports torch
 
     route = ROUTES[deployment_of(recipe).route]
@@ -114,16 +105,16 @@ def _readers(recipe: Recipe) -> int:
 
     If the number of machines is unknown, each engine counts as one.
     """
-    machines = recipe.slurm.nodes if recipe.slurm.nodes > 1 else recipe.cluster.nodes or engine_count(recipe)
-    return min(machines, engine_count(recipe))
+    machines = recipe.slurm.nodes if recipe.slurm.nodes > 1 else recipe.cluster.nodes or Deployment(recipe).engines
+    return min(machines, Deployment(recipe).engines)
 
 
 def _published_numbers(recipe: Recipe, facts: ModelFacts) -> int:
     """Return how many numbers a publish moves: the model's, or those of an adapter that engines apply themselves."""
     from dapo.run.held import trained_parameters
 
-    return trained_parameters(recipe, facts) if sends_adapter(recipe) else facts.parameters
+    return trained_parameters(recipe, facts) if Deployment(recipe).sends_adapter else facts.parameters
 
 
 def _several_machines(recipe: Recipe) -> bool:
-    return recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or engine_kind(recipe) == "vllm_server"
+    return recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or Deployment(recipe).engine == "vllm_server"

@@ -30,9 +30,9 @@ def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
         RecipeError: an example is longer than the model reads.
     """
     from dapo.cli.check import difference_lines, files, here_lines
+    from dapo.config.deployment import deployment_of
     from dapo.data.demonstrations import prepare_demonstrations
     from dapo.observe.run_name import with_free_name
-    from dapo.run.deployment import deployment_of
     from dapo.run.here import trackers_of
     from dapo.run.sampling import stop_tokens
     from dapo.run.supervised import check_lengths, shown, shown_tokens

@@ -11,7 +11,7 @@ from dapo.cli.check_memory import LARGE, Memory, key_value_size, size_text
 from dapo.cli.check_ranks import devices_of_engines, engines_apart, publish_seconds
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
-from dapo.config.deployment import engine_count, engine_devices, engine_kind, engine_slots, overlaps
+from dapo.config.deployment import Deployment
 from dapo.types.model import ModelFacts
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -73,18 +73,18 @@ def step_work(
     responses, mean = rollout.prompts_per_step * rollout.group_size, MEAN_LENGTH * rollout.max_response_tokens
     filtered = recipe.algorithm.dynamic_sampling.mode == "filter"
     generated, trained = responses * mean / (KEPT if filtered else 1.0), responses * mean
-    rows: float = min(sum(slots or _ROWS for slots in engine_slots(recipe)), responses)
+    rows: float = min(sum(slots or _ROWS for slots in Deployment(recipe).slots), responses)
     if card is not None:
         rows = max(
-            1.0, min(rows, engine_count(recipe) * _rows_of_cache(recipe, facts, card, prompt + mean / 2, memory))
+            1.0, min(rows, Deployment(recipe).engines * _rows_of_cache(recipe, facts, card, prompt + mean / 2, memory))
         )
     untied = not facts.fingerprint.get("tied", True)
     embeddings = untied * facts.vocabulary * facts.hidden  # which a step looks up
     count, chosen = facts.experts
-    idle = (1 - chosen / count) ** (rows / engine_count(recipe)) if count else 0.0  # an expert for all responses
+    idle = (1 - chosen / count) ** (rows / Deployment(recipe).engines) if count else 0.0  # an expert for all responses
     read = facts.parameters - embeddings - facts.expert_parameters * idle
     cached = (prompt + mean / 2) * facts.layers * facts.key_values * key_value_size(recipe)
-    step = engine_count(recipe) * read * size + rows * cached
+    step = Deployment(recipe).engines * read * size + rows * cached
     tokens = trained + rollout.prompts_per_step * prompt
     operations = 2.0 * (facts.active - embeddings) * tokens * _passes(recipe)
     return Work(generated, trained, generated / rows * step, operations)
@@ -95,15 +95,15 @@ def _rows_of_cache(recipe: Recipe, facts: ModelFacts, card: Card, tokens: float,
 
     The embedded engine reserves each slot at its full length; ``memory`` says what a slot takes. A server: any number.
     """
-    if engine_kind(recipe) == "embedded" and memory is not None and memory.fixed:
+    if Deployment(recipe).engine == "embedded" and memory is not None and memory.fixed:
         from dapo.rollout.slots import MOST_SLOTS
 
-        slots = sum(number or MOST_SLOTS for number in engine_slots(recipe)) / engine_count(recipe)
+        slots = sum(number or MOST_SLOTS for number in Deployment(recipe).slots) / Deployment(recipe).engines
         room = card.memory / SPARE - (memory.generating - memory.cache)
         return slots * min(1.0, max(room, 0.0) / memory.cache)
-    if engine_kind(recipe) != "vllm":
+    if Deployment(recipe).engine != "vllm":
         return math.inf
-    vllm, devices = recipe.rollout.vllm, engine_devices(recipe)
+    vllm, devices = recipe.rollout.vllm, Deployment(recipe).engine_devices
     size = _bytes(vllm.dtype or recipe.model.dtype)
     cache = vllm.gpu_memory_utilization * card.memory * devices - facts.parameters * size
     if vllm.kv_cache_mib is not None:
@@ -203,14 +203,14 @@ def needed_memory(memory: Memory) -> float:
 
 def largest_share(recipe: Recipe, memory: Memory, card: Card) -> float:
     """Return the share of a GPU that vLLM may take beside what the learner keeps there. 1: all of it."""
-    if engine_kind(recipe) != "vllm" or memory.apart or recipe.rollout.vllm.kv_cache_mib is not None:
+    if Deployment(recipe).engine != "vllm" or memory.apart or recipe.rollout.vllm.kv_cache_mib is not None:
         return 1.0
     return max(0.0, 1 - (memory.resident + memory.checking) / card.memory)
 
 
 def holds(recipe: Recipe, memory: Memory, card: Card) -> bool:
     """Return whether a GPU holds the run: also beside the share of it that vLLM takes while it generates."""
-    share = recipe.rollout.vllm.gpu_memory_utilization if engine_kind(recipe) == "vllm" else 0.0
+    share = recipe.rollout.vllm.gpu_memory_utilization if Deployment(recipe).engine == "vllm" else 0.0
     return needed_memory(memory) <= card.memory and share <= largest_share(recipe, memory, card)
 
 
@@ -241,8 +241,11 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     for card in fitting:
         generate, learn = step_seconds(step_work(recipe, facts, prompt, card, memory), card, facts.parameters)
         generate, learn = generate / engines, learn / ranks / waiting
-        both = max(generate, learn) if overlaps(recipe) else generate + learn
-        parts = [f"{generate:.0f} s to generate", f"{learn:.0f} s to learn" + " meanwhile" * overlaps(recipe)]
+        both = max(generate, learn) if Deployment(recipe).overlaps else generate + learn
+        parts = [
+            f"{generate:.0f} s to generate",
+            f"{learn:.0f} s to learn" + " meanwhile" * Deployment(recipe).overlaps,
+        ]
         parts += [f"{publish:.0f} s to publish"] if publish >= 0.5 else []
         yield (
             f"{f'{cards} x ' * (cards > 1)}{card.name}: {' and '.join([', '.join(parts[:-1]), parts[-1]])}, "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
 from dapo.config.check_slurm import gpus_per_option
-from dapo.config.deployment import engine_devices, engine_kind, is_colocated, overlaps
-from dapo.config.problems import Problem
+from dapo.config.deployment import Deployment, deployment_of
+from dapo.config.problems import Broken, Problem
 from dapo.config.schema import Recipe
 from dapo.system import gpu_count
 
@@ -54,23 +54,21 @@ def gpus_used(recipe: Recipe) -> int:
     """Return how many GPUs ranks and engines of a recipe take; servers are not counted."""
     if recipe.model.device == "cpu":
         return 0
-    ranks = recipe.learner.ranks
-    if recipe.run.stage == "sft" or engine_kind(recipe) in ("vllm_server", "own"):
-        return ranks
-    engines = recipe.rollout.engines * engine_devices(recipe)
-    cluster = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
-    shared = is_colocated(recipe) if cluster else not overlaps(recipe)
-    return max(ranks, engines) if shared else ranks + engines
+    found = deployment_of(recipe)
+    engines = found.engines * found.engine_devices
+    if found.kind in ("none", "vllm_server", "own"):
+        return found.ranks
+    return found.ranks + engines if found.engines_apart else max(found.ranks, engines)
 
 
-def check_gpus(recipe: Recipe) -> Iterator[Problem]:
+def check_gpus(recipe: Recipe) -> Broken:
     """Yield a problem if a job reserves GPUs that the recipe does not use.
 
     A server in the job, and lines of ``slurm.setup`` that may start one, have use of their own for them.
     """
     slurm = recipe.slurm
     each = gpus_per_option(slurm.options)
-    if not each or slurm.setup or engine_kind(recipe) == "vllm_server":
+    if not each or slurm.setup or Deployment(recipe).engine == "vllm_server":
         return
     total, used = slurm.nodes * each, gpus_used(recipe)
     if used < total:
@@ -81,7 +79,7 @@ def check_gpus(recipe: Recipe) -> Iterator[Problem]:
         )
         if recipe.model.device == "cpu":
             move = f"reserves {total} GPUs{many}, and model.device is cpu: take it out, or set model.device: auto"
-        yield Problem("slurm.options.gpus-per-node", move, slurm.options["gpus-per-node"])
+        yield "slurm.options.gpus-per-node", move
 
 
 def _total(given: Mapping[str, Any]) -> int | None:

@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ class Problem:
     path: str  # the key, or "" for the recipe as a whole
     message: str  # what was expected and the next move
     value: Any = REQUIRED  # what was given; REQUIRED: nothing
+
+
+Broken = Iterator[tuple[str, str]]
+"""The key of each rule that a recipe breaks, and a sentence: what is expected, and the next move."""
 
 
 @dataclass(frozen=True, slots=True)

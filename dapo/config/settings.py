@@ -57,6 +57,18 @@ def generic(path: str) -> str:
     return ".".join("N" if part.isdigit() else part for part in path.split("."))
 
 
+def value_of(recipe: Recipe, path: str) -> Any:
+    """Return the value at a concrete path.
+
+    Raises:
+        AttributeError, LookupError: there is no such key.
+    """
+    value: Any = recipe
+    for part in path.split("."):
+        value = getattr(value, part) if isinstance(value, Section) else value[int(part) if part.isdigit() else part]
+    return value
+
+
 def kinds_at(path: str) -> tuple[str, ...]:
     """Return the kinds of the section at ``path``; () where it has none."""
     found = lookup(path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.config.deployment import engine_slots
+from dapo.config.deployment import Deployment
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel
@@ -41,7 +41,7 @@ class Context:
     @property
     def slots(self) -> int | None:
         """``rollout.slots``: responses that the engine decodes at once; None: the engine chooses."""
-        return engine_slots(self.recipe)[0]
+        return Deployment(self.recipe).slots[0]
 
 
 @dataclass(frozen=True, slots=True)
