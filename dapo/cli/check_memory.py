@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_numbers, shards
+from dapo.cli.check_ranks import gathered_numbers
 from dapo.config import Recipe
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.models.memory import LayerSizes, activation_bytes, forward_bytes, graph_bytes, head_bytes
@@ -98,21 +98,20 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     layer, device = layer_sizes(facts), recipe.model.device
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
-    engines = Deployment(recipe).engines
-    kind = Deployment(recipe).engine
-    own, elsewhere, embedded = kind == "vllm", kind == "vllm_server", kind == "embedded"
+    found = Deployment(recipe)
+    own, elsewhere, embedded = (found.engine == kind for kind in ("vllm", "vllm_server", "embedded"))
     engine_size = BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     # One embedded engine computes with the tensors of a learner in its process; an adapter is merged into those that it
     # does not fuse.
-    copies = own or ((Deployment(recipe).pool or recipe.learner.ranks > 1) and not elsewhere)
+    copies = own or ((found.pool or found.ranks > 1) and not elsewhere)
     merged = with_adapter and not copies
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
     fused = embedded * (not layer.experts) * facts.layers * layer.hidden * rows * size
-    copied, fused = engines * copies * n * engine_size, engines * fused
+    copied, fused = found.engines * copies * n * engine_size, found.engines * fused
     longest = longest_prompt + recipe.rollout.max_response_tokens
     cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, key_value_size(recipe), fixed=embedded and on_card)
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
-    asleep = on_card and not Deployment(recipe).overlaps and (embedded or (own and recipe.rollout.vllm.sleep))
+    asleep = on_card and not found.overlaps and (embedded or (own and recipe.rollout.vllm.sleep))
     graphs = _graph_bytes(recipe, facts, longest) if embedded and on_card else 0
     held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache + graphs
     whole = Memory(
@@ -131,17 +130,17 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         graphs=graphs,
         checking=_checking_bytes(recipe, facts, longest_prompt) if copies else 0,
     )
-    return whole if recipe.learner.ranks == 1 else _of_a_rank(whole, recipe, facts)
+    return whole if found.ranks == 1 else _of_a_rank(whole, recipe, facts)
 
 
 def key_value_size(recipe: Recipe) -> int:
     """Return the bytes of a number of the engine's key-value cache."""
     from dapo.run.held import BYTES
 
-    vllm = recipe.rollout.vllm
-    if Deployment(recipe).engine != "vllm":
-        return BYTES[recipe.model.dtype]
-    return 1 if Deployment(recipe).keeps_8_bits else BYTES[vllm.dtype or recipe.model.dtype]
+    found, own = Deployment(recipe), recipe.rollout.vllm.dtype
+    if found.keeps_8_bits:
+        return 1
+    return BYTES[(own if found.engine == "vllm" else None) or recipe.model.dtype]
 
 
 def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, fixed: bool) -> int:
@@ -201,12 +200,12 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
     the model's type."""
     from dapo.run.held import BYTES, moments, trained_parameters
 
-    parts, size, here = shards(recipe), BYTES[recipe.model.dtype], not recipe.learner.cpu_offload
+    found, size, here = Deployment(recipe), BYTES[recipe.model.dtype], not recipe.learner.cpu_offload
+    parts, devices, apart = found.shards, found.engines * found.engine_devices, found.engines_apart
     trained, adapter = trained_parameters(recipe, facts), recipe.model.lora.rank is not None
     slices = here * -(-4 * trained // parts)
     frozen = here * adapter * -(-facts.parameters * size // parts)
     gathered = gathered_numbers(recipe, facts)
-    devices, apart = devices_of_engines(recipe), engines_apart(recipe)
     return replace(
         whole,
         weights=frozen + slices,
@@ -289,7 +288,7 @@ def _rank_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[s
 
     yield from adapter_lines(recipe, facts)
     ranks, copies = recipe.learner.ranks, recipe.learner.replicas
-    part = f"1/{shards(recipe)} of the model" + (f" ({copies} copies)" if copies > 1 else "")
+    part = f"1/{ranks // copies} of the model" + (f" ({copies} copies)" if copies > 1 else "")
     if recipe.learner.cpu_offload:
         yield f"each of {ranks} ranks has {part}, with gradients and AdamW, in the processor's memory"
     else:

@@ -94,6 +94,11 @@ class Deployment:
         return self.recipe.learner.ranks
 
     @property
+    def shards(self) -> int:
+        """Parts that each copy of the model is cut into."""
+        return self.ranks // self.recipe.learner.replicas
+
+    @property
     def on_ray(self) -> bool:
         """Whether a learner that is not here is on a Ray cluster, and not on this machine."""
         return self.recipe.launch.backend == "ray" and not self.supervised
