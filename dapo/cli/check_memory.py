@@ -98,12 +98,12 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     layer, device = layer_sizes(facts), recipe.model.device
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
-    found = Deployment(recipe)
-    own, elsewhere, embedded = (found.engine == kind for kind in ("vllm", "vllm_server", "embedded"))
+    found = deployment_of(recipe)
+    own, elsewhere, embedded = (found.kind == kind for kind in ("vllm", "vllm_server", "embedded"))
     engine_size = BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     # One embedded engine computes with the tensors of a learner in its process; an adapter is merged into those that it
     # does not fuse.
-    copies = own or ((found.pool or found.ranks > 1) and not elsewhere)
+    copies = own or ((found.pool or found.ranks > 1) and found.engines > 0 and not elsewhere)
     merged = with_adapter and not copies
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
     fused = embedded * (not layer.experts) * facts.layers * layer.hidden * rows * size
@@ -146,7 +146,7 @@ def key_value_size(recipe: Recipe) -> int:
 def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, fixed: bool) -> int:
     """Return the bytes of keys and values of a step's responses at full length, as far as there are slots. ``fixed``
     counts all slots that the embedded engine may choose on a GPU, used or not."""
-    slots = Deployment(recipe).slots
+    slots = deployment_of(recipe).slots
     if fixed:
         import torch
 
@@ -201,7 +201,7 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
     from dapo.run.held import BYTES, moments, trained_parameters
 
     found, size, here = Deployment(recipe), BYTES[recipe.model.dtype], not recipe.learner.cpu_offload
-    parts, devices, apart = found.shards, found.engines * found.engine_devices, found.engines_apart
+    parts, devices, apart = found.shards, max(1, found.engines * found.engine_devices), found.engines_apart
     trained, adapter = trained_parameters(recipe, facts), recipe.model.lora.rank is not None
     slices = here * -(-4 * trained // parts)
     frozen = here * adapter * -(-facts.parameters * size // parts)
@@ -306,6 +306,9 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
     deployment = deployment_of(recipe)
     over_ranks = deployment.learner == "ranks"
     on = " on each device" if over_ranks else ""
+    if deployment.kind == "none":
+        yield f"together{on} about {size_text(memory.learning)}; there is no engine"
+        return
     if deployment.kind == "vllm_server":
         yield f"sampling weights and key-value cache: on {', '.join(deployment.urls)}"
         yield f"together about {size_text(memory.learning if over_ranks else memory.total)}{on}"

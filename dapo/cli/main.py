@@ -226,12 +226,8 @@ def check(
     loaded = load_recipe(recipe, overrides, sft=supervised)
     from dapo.cli.check import look_at_run
     from dapo.cli.check_screen import print_check
-    from dapo.cli.check_sft import look_at_sft_run
 
-    if loaded.recipe.run.stage == "sft":
-        return print_check(loaded, look_at_sft_run, command="dapo sft", tried=False, verbose=verbose)
-    look = partial(look_at_run, tries=tries)
-    return print_check(loaded, look, command="dapo train", tried=tries > 0, verbose=verbose)
+    return print_check(loaded, partial(look_at_run, tries=tries), tried=tries > 0, verbose=verbose)
 
 
 @app.command(cls=_Command, rich_help_panel=_START, epilog=pages("tutorial"))

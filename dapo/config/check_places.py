@@ -22,10 +22,10 @@ def _engines(r: Recipe) -> Broken:
     if found.engine == "vllm_server" and not given:
         running = "the address of a running server, such as http://localhost:8000; docs/vllm_server.md starts one"
         yield "rollout.server.url", f"engine: vllm_server needs {running}"
-    for url in given:
+    for n, url in enumerate(given):
         if not re.fullmatch(r"https?://[^/?#@]+/?", url):
             yield (
-                "rollout.server.url",
+                f"rollout.server.url.{n}" if isinstance(urls, list) else "rollout.server.url",
                 "expected http://HOST:PORT or https://HOST:PORT, without a path, a user or a password; a key is given "
                 "by the name of an environment variable, rollout.server.api_key_variable",
             )

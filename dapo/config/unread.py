@@ -52,7 +52,7 @@ def _of_data(r: Recipe) -> Readers:
             yield from _of_a_source(f"data.{part}.{n}", source)
     for n, source in enumerate(data.train):
         yield source.task is not None, [f"data.train.{n}.levels"], "are options of a procedural `task`"
-    chat = data.prompt == "chat" and data.prompt_template is None
+    chat = data.prompt not in ("template", "raw") and data.prompt_template is None
     yield chat, _below("data", " ".join(CHAT_ONLY)), "is only read with prompt: chat; write it into the template"
     yield thinking.enabled, _below("data.thinking", "open close"), _ONLY_THINKING
     unknown = "needs data.thinking.enabled: true: else it is unknown where thinking ends"
