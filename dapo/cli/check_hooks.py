@@ -143,8 +143,14 @@ def _tell_of_keep(name: str, verdicts: dict[str, Verdict], trial: HookTrial) -> 
 
 
 def _tell_of_numbers(named: str, numbers: Sequence[float] | np.ndarray | None, sign: float, trial: HookTrial) -> None:
-    """Tell what a function gives each response of the mixed group, and doubt it if right answers get no more than wrong
-    ones where ``sign`` is positive, or no less where it is negative. 0: nothing is doubted."""
+    """Tell what a function gives the mixed group, and doubt it if right answers get no more than wrong ones.
+
+    Args:
+        named: the function, in words.
+        numbers: what it gives.
+        sign: negative: right answers should get less; 0: nothing is doubted.
+        trial: takes the line and the doubt.
+    """
     trial.lines.append(f"{named}: {_by_response(numbers)}")
     values = np.asarray(numbers)
     right, wrong = values[[0, 2]].mean(), values[[1, 3]].mean()

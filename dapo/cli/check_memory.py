@@ -249,10 +249,7 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
     memory = estimate_memory(recipe, facts, longest_prompt)
     weights = facts.parameters * BYTES[recipe.model.dtype]
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(weights)}"
-    if recipe.learner.ranks > 1:
-        yield from _rank_lines(recipe, facts, memory)
-    else:
-        yield from _state_lines(recipe, facts, memory)
+    yield from _state_lines(recipe, facts, memory)
     sharing = recipe.learner.context_parallel
     shared = f" over {sharing} ranks, of each rank" if sharing > 1 else ""
     yield (
@@ -265,40 +262,30 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
 
 
 def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
-    from dapo.run.held import keeps_reference
+    from dapo.run.held import keeps_reference, trained_parameters
 
-    yield from adapter_lines(recipe, facts)
-    yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
-    if keeps_reference(recipe):
-        where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
-        yield f"the reference for the KL, frozen copies of the weights: {where}"
-
-
-def adapter_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    """How much is trained, where that is not the model's own weights."""
-    from dapo.run.held import trained_parameters
-
-    if recipe.model.lora.rank is not None:
+    ranks, copies, lora = recipe.learner.ranks, recipe.learner.replicas, recipe.model.lora.rank is not None
+    if lora:
         count = trained_parameters(recipe, facts)
         yield f"of them frozen; the adapter trains {count:,} ({count / facts.parameters:.2%}) of its own"
-
-
-def _rank_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
-    from dapo.run.held import keeps_reference
-
-    yield from adapter_lines(recipe, facts)
-    ranks, copies = recipe.learner.ranks, recipe.learner.replicas
     part = f"1/{ranks // copies} of the model" + (f" ({copies} copies)" if copies > 1 else "")
-    if recipe.learner.cpu_offload:
+    if ranks == 1:
+        yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
+    elif recipe.learner.cpu_offload:
         yield f"each of {ranks} ranks has {part}, with gradients and AdamW, in the processor's memory"
     else:
         state = memory.weights + memory.gradients + memory.optimiser
-        kind = f"{recipe.model.dtype}, and as much of the adapter in float32" if recipe.model.lora.rank else "float32"
+        kind = f"{recipe.model.dtype}, and as much of the adapter in float32" if lora else "float32"
         yield f"each of {ranks} ranks: {part} in {kind}, with gradients and AdamW: {size_text(state)}"
-    yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"
+    if ranks > 1:
+        yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"
     if keeps_reference(recipe):
         where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
-        yield f"the rank's part of the reference for the KL: {where}"
+        whole, part = (
+            "the reference for the KL, frozen copies of the weights",
+            "the rank's part of the reference for the KL",
+        )
+        yield f"{whole if ranks == 1 else part}: {where}"
 
 
 def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:

@@ -371,5 +371,5 @@ def _counts(r: Recipe) -> Broken:
             yield f"rollout.stop.{n}", "is empty" if not text else "stands there twice"
 
 
-RULES = (_names, _trackers, _counts, _batch, _group, _dynamic_sampling, _length, _scaling, _sampling)
-RULES += (_engine, _learner, _experts)
+_OF_THE_ALGORITHM = (_batch, _group, _dynamic_sampling, _length, _scaling, _sampling)
+RULES = (_names, _trackers, _counts, *_OF_THE_ALGORITHM, _engine, _learner, _experts)

@@ -79,7 +79,7 @@ class Deployment:
 
     @property
     def learner(self) -> LearnerPlace:
-        """Where a learner that trains runs.
+        """The place of a learner that trains.
 
         ``here``: in the process of the program. ``apart``: in a process of its own, because the program hands out the
         turns of engines that work at the same time. ``ranks``: in several processes, ``learner.ranks``.

@@ -25,13 +25,12 @@ from dapo.config.problems import (
     no_option,
     refuse,
     unknown_key,
-    value_at,
     visible,
 )
 from dapo.config.rules import check
 from dapo.config.schema import Recipe
 from dapo.config.secrets import HIDDEN, hidden_in, redact, redact_override
-from dapo.config.settings import kinds_at, lookup, settings
+from dapo.config.settings import kinds_at, lookup, settings, value_at
 from dapo.config.shipped import find_recipe
 from dapo.config.staleness import follow_staleness
 from dapo.config.unread import unread

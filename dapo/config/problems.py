@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from dapo.config.peers import apart_hint, peer_hint
 from dapo.config.secrets import redact
-from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings
+from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings, value_at
 from dapo.errors import RecipeError
 
 
@@ -133,16 +133,6 @@ def _path(loc: Iterable[str | int]) -> str:
             return path
         path = longer
     return path
-
-
-def value_at(given: Any, path: str, otherwise: Any) -> Any:
-    """Return the value at a dotted path of nested settings."""
-    for part in path.split("."):
-        try:
-            given = given[int(part)] if isinstance(given, list) else given[part]
-        except (KeyError, IndexError, TypeError, ValueError):
-            return otherwise
-    return given
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:

@@ -69,6 +69,16 @@ def value_of(recipe: Recipe, path: str) -> Any:
     return value
 
 
+def value_at(given: Any, path: str, otherwise: Any = None) -> Any:
+    """Return the value at a dotted path of nested settings."""
+    for part in path.split("."):
+        try:
+            given = given[int(part)] if isinstance(given, list) else given[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return otherwise
+    return given
+
+
 def kinds_at(path: str) -> tuple[str, ...]:
     """Return the kinds of the section at ``path``; () where it has none."""
     found = lookup(path)

@@ -29,19 +29,8 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
     """
     if recipe.run.stage == "sft":
         return []  # they speak of training by reward
-    return [
-        *_sampling(recipe),
-        *_loss(recipe),
-        *_cut(recipe),
-        *_old_cache(recipe),
-        *_rewards(recipe),
-        *_lora(recipe),
-        *_sizes(recipe),
-        *_warmup(recipe),
-        *_run(recipe),
-        *staleness_warnings(recipe),
-        *_unread(recipe, changed),
-    ]
+    said = [warning for part in _PARTS for warning in part(recipe)]
+    return said + [f"{path} is set, and nothing reads it: {reason}" for path, reason in unread(recipe, changed)]
 
 
 def _sampling(r: Recipe) -> Iterator[str]:
@@ -183,20 +172,14 @@ def _sizes(r: Recipe) -> Iterator[str]:
         yield "run.threads above 1 helps only on an otherwise idle machine; on a busy one it is many times slower"
 
 
-def _warmup(r: Recipe) -> Iterator[str]:
+def _run(r: Recipe) -> Iterator[str]:
     of = "optimizer steps" if r.learner.schedule_unit == "optimizer" else "steps"
     if said := long_warmup("learner", r.learner.warmup, schedule_steps(r), r.learner.learning_rate, of):
         yield said
-
-
-def _run(r: Recipe) -> Iterator[str]:
     if not r.data.validation:
         yield "data.validation is empty: accuracy on problems that were not trained on is not measured"
     if Deployment(r).engine == "generate":
         yield "rollout.engine: generate works with any model and is several times slower than embedded"
 
 
-def _unread(r: Recipe, changed: Collection[str]) -> Iterator[str]:
-    """Yield settings that differ from the preset and have no effect because of another setting."""
-    for path, reason in unread(r, changed):
-        yield f"{path} is set, and nothing reads it: {reason}"
+_PARTS = (_sampling, _loss, _cut, _old_cache, _rewards, _lora, _sizes, _run, staleness_warnings)
