@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from dapo.config.deployment import Deployment
 from dapo.config.problems import Broken
 from dapo.config.schema import Recipe
 from dapo.config.section import MOST_MANY
 from dapo.words import divisors
-
-if TYPE_CHECKING:  # numpy comes with it
-    from dapo.types.batch import Route
 
 
 def _engines(r: Recipe) -> Broken:
@@ -86,7 +82,7 @@ def _nowhere(found: Deployment) -> str:
     return turns if found.learner == "here" else ""
 
 
-def _not_by(route: Route, found: Deployment) -> str:
+def _not_by(route: str, found: Deployment) -> str:
     """Return why this route cannot be used; "" if it can."""
     device, on_ray, shared = found.recipe.model.device, found.on_ray, found.shares_places
     if route == "object_store" and not found.engines_on_ray:
