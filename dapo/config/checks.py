@@ -1,4 +1,4 @@
-"""What follows from several settings of a recipe, and rules about names, batches, sampling, engine and learner."""
+"""Facts that follow from several settings of a recipe, and rules about names, batches, sampling, engine and learner."""
 
 from __future__ import annotations
 
