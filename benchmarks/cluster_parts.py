@@ -13,13 +13,13 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dapo.config import schema
+from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
 from dapo.models.facts import read_facts
 from dapo.models.rendezvous import LOOPBACK
@@ -29,7 +29,6 @@ from dapo.processes.transport import HostSpec
 from dapo.rollout.factory import EngineSpec, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
-from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.learners import make_learner
 from dapo.types.batch import LearnStep, Row
 from dapo.weights.exchange import WeightExchange
@@ -50,7 +49,8 @@ def recipe_of(folder: str, **sections: Any) -> Any:
 
 def elsewhere(recipe: Any) -> Deployment:
     """With a learner in processes of its own, also where it is one that takes turns with the engines."""
-    return replace(deployment_of(recipe), learner="ranks" if recipe.learner.ranks > 1 else "apart")
+    place = "ranks" if recipe.learner.ranks > 1 else "apart"
+    return type("Elsewhere", (Deployment,), {"learner": place})(recipe)  # type: ignore[no-any-return]
 
 
 def processor_seconds(process: int) -> float:

@@ -18,10 +18,11 @@ from dapo.cli.check_memory import (
 from dapo.cli.check_ranks import publish_lines
 from dapo.cli.check_rows import row_lines
 from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, WARNINGS, Sections, hidden
+from dapo.cli.check_sft import look_at_examples
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
-from dapo.config.deployment import engine_kind
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.problems import brief
 from dapo.errors import ModelError
 from dapo.loop.sampling.prompts import least_kept
@@ -31,16 +32,39 @@ from dapo.words import counted, in_a_row
 
 if TYPE_CHECKING:
     from dapo.data import PreparedData
-    from dapo.run.deployment import Deployment
 
 
 def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> None:
-    """Load tokenizer and data, try the rewards, and add the run's arithmetic, memory, files and doubts.
+    """Add what a run of the recipe will do, need and write, and why it would not start on this machine.
 
     Args:
-        loaded: the recipe.
+        loaded: the recipe, supervised or by reward.
         sections: takes the lines.
         tries: groups to generate and score with the model itself; 0: its weights are not loaded.
+
+    Raises:
+        DapoError: what is refused, as ``look_at_rewards`` and ``look_at_examples`` say.
+    """
+    from dapo.cli.check_try import try_groups
+    from dapo.observe.run_name import with_free_name
+    from dapo.run.here import lacking
+
+    loaded = with_free_name(loaded)
+    recipe, add = loaded.recipe, sections.add
+    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
+    add(WARNINGS, loaded.warnings)
+    facts = (look_at_examples if recipe.run.stage == "sft" else look_at_rewards)(recipe, sections)
+    add("files", files(recipe, facts), shown=lambda line: "/rollouts/: " not in line)
+    if tries and recipe.run.stage != "sft":
+        lacks = list(lacking(recipe))
+        tried = ["not tried, for what this machine lacks"] if lacks else try_groups(recipe, tries)
+        add(f"{tries} groups, generated and scored", tried)
+    add(NOT_HERE_TITLE, here_lines(recipe))
+
+
+def look_at_rewards(recipe: Recipe, sections: Sections) -> ModelFacts:
+    """Load tokenizer and data, try the rewards, and add the run's arithmetic, memory and doubts. Return the model's
+    facts.
 
     Raises:
         RecipeError: a hook cannot be imported, or a limit or stop token does not fit the model.
@@ -52,20 +76,13 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     from dapo.cli.check_environment import play_episode
     from dapo.cli.check_overlap import overlap_lines
     from dapo.cli.check_rewards import try_rewards
-    from dapo.cli.check_try import try_groups
     from dapo.data import prepare
     from dapo.data.render import seen_lines
     from dapo.data.unknown import unknown_in_prompts
-    from dapo.observe.run_name import with_free_name
-    from dapo.run.deployment import deployment_of
     from dapo.run.episodes import start_environment
     from dapo.run.fits import check_fits
-    from dapo.run.here import lacking
 
-    loaded = with_free_name(loaded)
-    recipe, add = loaded.recipe, sections.add
-    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
-    add(WARNINGS, loaded.warnings)
+    add = sections.add
     algorithm = import_hooks(recipe)
     try:
         tokenizer, facts = load_tokenizer_and_facts(recipe)
@@ -108,17 +125,11 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("precision, measured", precision_lines(recipe, facts), shown=lambda line: " times as fast as " in line)
     beside = deployment.overlaps or not small
     add("generation beside learning", overlap_lines(recipe), shown=lambda line: beside)
-    add("files", files(recipe, facts), shown=lambda line: "/rollouts/: " not in line)
-    if tries:
-        lacks = list(lacking(recipe))
-        tried = ["not tried, for what this machine lacks"] if lacks else try_groups(recipe, tries)
-        add(f"{tries} groups, generated and scored", tried)
-    add(NOT_HERE_TITLE, here_lines(recipe))
+    return facts
 
 
 def _add_without_model(recipe: Recipe, sections: Sections, error: ModelError) -> None:
     """Add what needs neither the model's tokenizer nor its configuration, which could not be loaded."""
-    from dapo.run.deployment import deployment_of
 
     deployment = deployment_of(recipe)
     sections.add("arithmetic, without model and data", arithmetic(recipe, None))
@@ -166,7 +177,7 @@ def _engine_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
     yield describe_engine(recipe).removeprefix("engine: ")
     yield from engine_advice(recipe, facts)
-    if engine_kind(recipe) == "vllm_server":
+    if Deployment(recipe).engine == "vllm_server":
         yield "no server was asked anything; a run asks first of all"
 
 
@@ -177,7 +188,7 @@ processor.md)."""
 
 def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     """Yield what is known of the embedded engine's speed compared with vLLM's at this size, and what is not."""
-    engine, size = engine_kind(recipe), facts.parameters
+    engine, size = Deployment(recipe).engine, facts.parameters
     if engine not in ("embedded", "vllm"):
         return
     cpu = "the embedded engine was faster" if size <= EMBEDDED_AHEAD else "nothing as large was measured"

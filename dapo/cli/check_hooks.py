@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dapo.config import Recipe
-from dapo.config.deployment import engine_kind
+from dapo.config.deployment import Deployment
 from dapo.errors import HookError
 from dapo.types.batch import Completion, Group, Prompt, Score
 from dapo.types.enums import FinishReason, Verdict
@@ -45,7 +45,7 @@ def import_hooks(recipe: Recipe) -> Algorithm:
     from dapo.run.here import trackers_of
     from dapo.run.reinforcement import make_scorer
 
-    if engine_kind(recipe) == "own":
+    if Deployment(recipe).engine == "own":
         own_engine(recipe.rollout.engine)
     trackers_of(recipe)
     NOTHING_GIVEN.with_named(recipe)
@@ -75,8 +75,10 @@ def try_hooks(recipe: Recipe, algorithm: Algorithm, recorded: Iterable[str]) -> 
         algorithm.shape_group(group)
     if a.dynamic_sampling.keep:
         _tell_of_keep(a.dynamic_sampling.keep, verdicts, trial)
+    mixed = groups["mixed"]
     if a.shaping:
-        _tell_of_shaping(a.shaping, groups["mixed"], trial)
+        before = mixed.scores_G[0].reward - mixed.scores_G[1].reward  # below 0 where weights are
+        _tell_of_numbers(f"shaping {a.shaping}", mixed.rewards_G, before, trial)
     try:
         algorithm.assign_advantages(list(groups.values()))
     except HookError as error:
@@ -85,7 +87,7 @@ def try_hooks(recipe: Recipe, algorithm: Algorithm, recorded: Iterable[str]) -> 
         trial.doubts.append(f"{error}. Values that a scorer or an environment gives are not known before it is asked")
     else:
         if ":" in a.advantage.kind:
-            _tell_of_advantage(a.advantage.kind, groups["mixed"], trial)
+            _tell_of_numbers(f"advantage {a.advantage.kind}", mixed.advantages_G, 1.0, trial)
     if ":" in a.loss.kind:
         _tell_of_loss(recipe, algorithm, list(groups.values()), trial)
     return trial
@@ -140,28 +142,23 @@ def _tell_of_keep(name: str, verdicts: dict[str, Verdict], trial: HookTrial) -> 
         )
 
 
-def _tell_of_shaping(name: str, group: Group, trial: HookTrial) -> None:
-    trial.lines.append(f"shaping {name}: {_by_response(group, group.rewards_G)}")
-    assert group.rewards_G is not None
-    right, wrong = group.rewards_G[[0, 2]].mean(), group.rewards_G[[1, 3]].mean()
-    before = group.scores_G[0].reward - group.scores_G[1].reward  # below 0 where weights are
-    if (right - wrong) * before <= 0 < abs(before):
-        trial.doubts.append(
-            f"the shaping {name} gives right answers of a mixed group {right:.3g} and wrong ones {wrong:.3g}"
-        )
+def _tell_of_numbers(named: str, numbers: Sequence[float] | np.ndarray | None, sign: float, trial: HookTrial) -> None:
+    """Tell what a function gives the mixed group, and doubt it if right answers get no more than wrong ones.
+
+    Args:
+        named: the function, in words.
+        numbers: what it gives.
+        sign: negative: right answers should get less; 0: nothing is doubted.
+        trial: takes the line and the doubt.
+    """
+    trial.lines.append(f"{named}: {_by_response(numbers)}")
+    values = np.asarray(numbers)
+    right, wrong = values[[0, 2]].mean(), values[[1, 3]].mean()
+    if (right - wrong) * sign <= 0 < abs(sign):
+        trial.doubts.append(f"the {named} gives right answers of a mixed group {right:.3g} and wrong ones {wrong:.3g}")
 
 
-def _tell_of_advantage(name: str, group: Group, trial: HookTrial) -> None:
-    trial.lines.append(f"advantage {name}: {_by_response(group, group.advantages_G)}")
-    assert group.advantages_G is not None
-    right, wrong = group.advantages_G[[0, 2]].mean(), group.advantages_G[[1, 3]].mean()
-    if right <= wrong:
-        trial.doubts.append(
-            f"the advantage {name} gives right answers of a mixed group {right:.3g} and wrong ones {wrong:.3g}"
-        )
-
-
-def _by_response(group: Group, numbers: Sequence[float] | np.ndarray | None) -> str:
+def _by_response(numbers: Sequence[float] | np.ndarray | None) -> str:
     assert numbers is not None
     kinds = ("right", "wrong", "right", "wrong", "truncated", "unscored")
     return ", ".join(f"{kind} {number:.3g}" for kind, number in zip(kinds, numbers, strict=True))

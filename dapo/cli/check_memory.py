@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_numbers, shards
+from dapo.cli.check_ranks import gathered_numbers
 from dapo.config import Recipe
-from dapo.config.deployment import engine_count, engine_kind, engine_slots, is_pool, keeps_8_bits, overlaps
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.models.memory import LayerSizes, activation_bytes, forward_bytes, graph_bytes, head_bytes
 from dapo.types.model import ModelFacts
 
@@ -98,21 +98,20 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     layer, device = layer_sizes(facts), recipe.model.device
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
-    engines = engine_count(recipe)
-    kind = engine_kind(recipe)
-    own, elsewhere, embedded = kind == "vllm", kind == "vllm_server", kind == "embedded"
+    found = deployment_of(recipe)
+    own, elsewhere, embedded = (found.kind == kind for kind in ("vllm", "vllm_server", "embedded"))
     engine_size = BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     # One embedded engine computes with the tensors of a learner in its process; an adapter is merged into those that it
     # does not fuse.
-    copies = own or ((is_pool(recipe) or recipe.learner.ranks > 1) and not elsewhere)
+    copies = own or ((found.pool or found.ranks > 1) and found.engines > 0 and not elsewhere)
     merged = with_adapter and not copies
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
     fused = embedded * (not layer.experts) * facts.layers * layer.hidden * rows * size
-    copied, fused = engines * copies * n * engine_size, engines * fused
+    copied, fused = found.engines * copies * n * engine_size, found.engines * fused
     longest = longest_prompt + recipe.rollout.max_response_tokens
     cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, key_value_size(recipe), fixed=embedded and on_card)
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
-    asleep = on_card and not overlaps(recipe) and (embedded or (own and recipe.rollout.vllm.sleep))
+    asleep = on_card and not found.overlaps and (embedded or (own and recipe.rollout.vllm.sleep))
     graphs = _graph_bytes(recipe, facts, longest) if embedded and on_card else 0
     held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache + graphs
     whole = Memory(
@@ -131,23 +130,23 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         graphs=graphs,
         checking=_checking_bytes(recipe, facts, longest_prompt) if copies else 0,
     )
-    return whole if recipe.learner.ranks == 1 else _of_a_rank(whole, recipe, facts)
+    return whole if found.ranks == 1 else _of_a_rank(whole, recipe, facts)
 
 
 def key_value_size(recipe: Recipe) -> int:
     """Return the bytes of a number of the engine's key-value cache."""
     from dapo.run.held import BYTES
 
-    vllm = recipe.rollout.vllm
-    if engine_kind(recipe) != "vllm":
-        return BYTES[recipe.model.dtype]
-    return 1 if keeps_8_bits(recipe) else BYTES[vllm.dtype or recipe.model.dtype]
+    found, own = Deployment(recipe), recipe.rollout.vllm.dtype
+    if found.keeps_8_bits:
+        return 1
+    return BYTES[(own if found.engine == "vllm" else None) or recipe.model.dtype]
 
 
 def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, fixed: bool) -> int:
     """Return the bytes of keys and values of a step's responses at full length, as far as there are slots. ``fixed``
     counts all slots that the embedded engine may choose on a GPU, used or not."""
-    slots = engine_slots(recipe)
+    slots = deployment_of(recipe).slots
     if fixed:
         import torch
 
@@ -172,7 +171,7 @@ def _checking_bytes(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> i
     from dapo.loop.sync_check import RESPONSES, TOKENS
     from dapo.run.held import BYTES
 
-    learner, size, answers = recipe.learner, BYTES[recipe.model.dtype], TOKENS * engine_count(recipe)
+    learner, size, answers = recipe.learner, BYTES[recipe.model.dtype], TOKENS * Deployment(recipe).engines
     groups = -(-RESPONSES // max(1, learner.ranks // learner.context_parallel))
     most = max(learner.microbatch_tokens, longest_prompt + TOKENS)
     tokens = min(groups * (longest_prompt + answers), most) // learner.context_parallel
@@ -192,7 +191,7 @@ def _graph_bytes(recipe: Recipe, facts: ModelFacts, longest: int) -> int:
         return 0
     layer, size = layer_sizes(facts), BYTES[recipe.model.dtype]
     return sum(
-        graph_bytes(layer, facts.layers, slots or MOST_SLOTS, longest, size, MOST) for slots in engine_slots(recipe)
+        graph_bytes(layer, facts.layers, slots or MOST_SLOTS, longest, size, MOST) for slots in Deployment(recipe).slots
     )
 
 
@@ -201,12 +200,12 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
     the model's type."""
     from dapo.run.held import BYTES, moments, trained_parameters
 
-    parts, size, here = shards(recipe), BYTES[recipe.model.dtype], not recipe.learner.cpu_offload
+    found, size, here = Deployment(recipe), BYTES[recipe.model.dtype], not recipe.learner.cpu_offload
+    parts, devices, apart = found.shards, max(1, found.engines * found.engine_devices), found.engines_apart
     trained, adapter = trained_parameters(recipe, facts), recipe.model.lora.rank is not None
     slices = here * -(-4 * trained // parts)
     frozen = here * adapter * -(-facts.parameters * size // parts)
     gathered = gathered_numbers(recipe, facts)
-    devices, apart = devices_of_engines(recipe), engines_apart(recipe)
     return replace(
         whole,
         weights=frozen + slices,
@@ -250,10 +249,7 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
     memory = estimate_memory(recipe, facts, longest_prompt)
     weights = facts.parameters * BYTES[recipe.model.dtype]
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(weights)}"
-    if recipe.learner.ranks > 1:
-        yield from _rank_lines(recipe, facts, memory)
-    else:
-        yield from _state_lines(recipe, facts, memory)
+    yield from _state_lines(recipe, facts, memory)
     sharing = recipe.learner.context_parallel
     shared = f" over {sharing} ranks, of each rank" if sharing > 1 else ""
     yield (
@@ -266,48 +262,40 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
 
 
 def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
-    from dapo.run.held import keeps_reference
+    from dapo.run.held import keeps_reference, trained_parameters
 
-    yield from adapter_lines(recipe, facts)
-    yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
-    if keeps_reference(recipe):
-        where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
-        yield f"the reference for the KL, frozen copies of the weights: {where}"
-
-
-def adapter_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    """How much is trained, where that is not the model's own weights."""
-    from dapo.run.held import trained_parameters
-
-    if recipe.model.lora.rank is not None:
+    ranks, copies, lora = recipe.learner.ranks, recipe.learner.replicas, recipe.model.lora.rank is not None
+    if lora:
         count = trained_parameters(recipe, facts)
         yield f"of them frozen; the adapter trains {count:,} ({count / facts.parameters:.2%}) of its own"
-
-
-def _rank_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
-    from dapo.run.held import keeps_reference
-
-    yield from adapter_lines(recipe, facts)
-    ranks, copies = recipe.learner.ranks, recipe.learner.replicas
-    part = f"1/{shards(recipe)} of the model" + (f" ({copies} copies)" if copies > 1 else "")
-    if recipe.learner.cpu_offload:
+    part = f"1/{ranks // copies} of the model" + (f" ({copies} copies)" if copies > 1 else "")
+    if ranks == 1:
+        yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
+    elif recipe.learner.cpu_offload:
         yield f"each of {ranks} ranks has {part}, with gradients and AdamW, in the processor's memory"
     else:
         state = memory.weights + memory.gradients + memory.optimiser
-        kind = f"{recipe.model.dtype}, and as much of the adapter in float32" if recipe.model.lora.rank else "float32"
+        kind = f"{recipe.model.dtype}, and as much of the adapter in float32" if lora else "float32"
         yield f"each of {ranks} ranks: {part} in {kind}, with gradients and AdamW: {size_text(state)}"
-    yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"
+    if ranks > 1:
+        yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"
     if keeps_reference(recipe):
         where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
-        yield f"the rank's part of the reference for the KL: {where}"
+        whole, part = (
+            "the reference for the KL, frozen copies of the weights",
+            "the rank's part of the reference for the KL",
+        )
+        yield f"{whole if ranks == 1 else part}: {where}"
 
 
 def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
-    from dapo.run.deployment import deployment_of
 
     deployment = deployment_of(recipe)
     over_ranks = deployment.learner == "ranks"
     on = " on each device" if over_ranks else ""
+    if deployment.kind == "none":
+        yield f"together{on} about {size_text(memory.learning)}; there is no engine"
+        return
     if deployment.kind == "vllm_server":
         yield f"sampling weights and key-value cache: on {', '.join(deployment.urls)}"
         yield f"together about {size_text(memory.learning if over_ranks else memory.total)}{on}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dapo.cli.check_time import KEPT, MEAN_LENGTH
 from dapo.config import Recipe
-from dapo.config.deployment import engine_kind, engine_slots
+from dapo.config.deployment import Deployment
 
 
 def steps_of_the_longest(recipe: Recipe) -> float:
@@ -18,7 +18,7 @@ def steps_of_the_longest(recipe: Recipe) -> float:
     rollout = recipe.rollout
     responses = rollout.prompts_per_step * rollout.group_size
     generated = responses / (KEPT if recipe.algorithm.dynamic_sampling.mode == "filter" else 1.0)
-    rows = min(sum(slots or responses for slots in engine_slots(recipe)), responses)
+    rows = min(sum(slots or responses for slots in Deployment(recipe).slots), responses)
     return rollout.max_response_tokens / (generated * MEAN_LENGTH * rollout.max_response_tokens / rows)
 
 
@@ -31,7 +31,7 @@ def recommended_staleness(recipe: Recipe) -> int:
 def overlap_lines(recipe: Recipe) -> Iterator[str]:
     """Yield the S that the recipe's numbers suggest, and the effect of the present one."""
     limit, fits = recipe.rollout.max_staleness, recommended_staleness(recipe)
-    if engine_kind(recipe) in ("generate", "own"):
+    if Deployment(recipe).engine in ("generate", "own"):
         return
     spans = steps_of_the_longest(recipe)
     why = (

@@ -6,14 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dapo.config import Recipe
-from dapo.config.deployment import (
-    engine_count,
-    engine_devices,
-    engine_kind,
-    is_colocated,
-    overlaps,
-    sends_adapter,
-)
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.types.model import ModelFacts
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -46,24 +39,6 @@ def gathered_numbers(recipe: Recipe, facts: ModelFacts) -> int:
     return max(two_layers, matrix) if apart else tables + two_layers
 
 
-def shards(recipe: Recipe) -> int:
-    """Parts that each copy of the model is cut into."""
-    return recipe.learner.ranks // recipe.learner.replicas
-
-
-def devices_of_engines(recipe: Recipe) -> int:
-    """Devices of all engines together, as many as each wants."""
-    return engine_count(recipe) * engine_devices(recipe)
-
-
-def engines_apart(recipe: Recipe) -> bool:
-    """Return whether engines have devices that no rank has: servers, those that work beside the learner, and on a
-    cluster those that share no places with ranks."""
-    elsewhere = overlaps(recipe) or engine_kind(recipe) == "vllm_server"
-    cluster = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
-    return elsewhere or (cluster and not is_colocated(recipe))
-
-
 def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]:
     """Yield how much each publish moves, and how long that takes.
 
@@ -72,58 +47,41 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
         facts: of its model.
         size: bytes of a number of the model's type.
     """
-    from dapo.run.deployment import deployment_of
     from dapo.weights.routes import ROUTES  # imports torch
 
-    count, deployment = _published_numbers(recipe, facts) * size, deployment_of(recipe)
-    billions = f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
-    engines, ranks, route = deployment.engines, deployment.ranks, deployment.route
-    if route == "shared":
-        if deployment.kind != "vllm":
-            yield from ROUTES[route].prices(_load(recipe, count))
-        elif (workers := deployment.engine_devices) > 1:
-            yield f"a publish copies {billions} into the weights of {workers} vLLM workers, by this machine's memory"
-        else:
-            yield f"a publish copies {billions} into the weights of vLLM, within this process and without a file"
-        return
-    load, way = _load(recipe, count), ROUTES[route]
-    whom = f"{engines} engines, each of which reads all of it" if engines > 1 else "one engine"
-    writers = f", written by {load.shards} ranks at once" if ranks > 1 and way.files else ""
-    yield f"a publish is a set of {billions}{writers}, for {whom}"
-    yield from way.prices(load)
+    found, load = deployment_of(recipe), _load(recipe, facts, size)
+    billions = f"{load.size / 1e9:,.1f} GB" if load.size >= 1e8 else f"{load.size / 1e6:,.1f} MB"
+    engines, way = found.engines, ROUTES[found.route]
+    if found.route != "shared":
+        whom = f"{engines} engines, each of which reads all of it" if engines > 1 else "one engine"
+        writers = f", written by {load.shards} ranks at once" if found.ranks > 1 and way.files else ""
+        yield f"a publish is a set of {billions}{writers}, for {whom}"
+    if found.route != "shared" or found.kind != "vllm":
+        yield from way.prices(load)
+    elif (workers := found.engine_devices) > 1:
+        yield f"a publish copies {billions} into the weights of {workers} vLLM workers, by this machine's memory"
+    else:
+        yield f"a publish copies {billions} into the weights of vLLM, within this process and without a file"
 
 
 def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
     """Return the seconds of a publish; 0 where the weights stay in one process. Arguments as for ``publish_lines``."""
-    from dapo.run.deployment import deployment_of
     from dapo.weights.routes import ROUTES  # imports torch
 
-    route = ROUTES[deployment_of(recipe).route]
-    return route.seconds(_load(recipe, _published_numbers(recipe, facts) * size))
+    return ROUTES[deployment_of(recipe).route].seconds(_load(recipe, facts, size))
 
 
-def _load(recipe: Recipe, size: int) -> PublishSize:
-    """Return what a publish of ``size`` bytes moves."""
+def _load(recipe: Recipe, facts: ModelFacts, size: int) -> PublishSize:
+    """Return what a publish moves: the model's numbers, or those of an adapter that engines apply themselves.
+
+    Engines of one machine read a set of weights from its memory once it is there. If the number of machines is
+    unknown, each engine counts as one.
+    """
+    from dapo.run.held import trained_parameters
     from dapo.weights.route import PublishSize
 
-    return PublishSize(size, recipe.learner.ranks, shards(recipe), _readers(recipe), _several_machines(recipe))
-
-
-def _readers(recipe: Recipe) -> int:
-    """Return the machines that read a set of weights: engines of one machine read it from its memory once it is there.
-
-    If the number of machines is unknown, each engine counts as one.
-    """
-    machines = recipe.slurm.nodes if recipe.slurm.nodes > 1 else recipe.cluster.nodes or engine_count(recipe)
-    return min(machines, engine_count(recipe))
-
-
-def _published_numbers(recipe: Recipe, facts: ModelFacts) -> int:
-    """Return how many numbers a publish moves: the model's, or those of an adapter that engines apply themselves."""
-    from dapo.run.held import trained_parameters
-
-    return trained_parameters(recipe, facts) if sends_adapter(recipe) else facts.parameters
-
-
-def _several_machines(recipe: Recipe) -> bool:
-    return recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or engine_kind(recipe) == "vllm_server"
+    found = Deployment(recipe)
+    numbers = trained_parameters(recipe, facts) if found.sends_adapter else facts.parameters
+    machines = recipe.slurm.nodes if recipe.slurm.nodes > 1 else recipe.cluster.nodes or found.engines
+    several = found.several_machines or found.engine == "vllm_server"
+    return PublishSize(numbers * size, found.ranks, found.shards, min(machines, found.engines), several)

@@ -65,18 +65,17 @@ Look = Callable[[LoadedRecipe, Sections], None]
 """Fills the sections of a recipe, and raises DapoError for what is refused."""
 
 
-def print_check(loaded: LoadedRecipe, look: Look, *, command: str, tried: bool, verbose: bool) -> int:
+def print_check(loaded: LoadedRecipe, look: Look, *, tried: bool, verbose: bool) -> int:
     """Print a check, and return the exit code: 0, ``NOT_HERE``, or that of the refusal.
 
     Args:
         loaded: the recipe.
         look: fills the sections.
-        command: that starts the run: ``dapo train`` or ``dapo sft``.
         tried: whether the model itself was asked.
         verbose: show the parts that do not concern this recipe as well.
     """
     called = short_name(loaded.path) if loaded.path else "RECIPE"
-    sections, code = Sections(), 0
+    supervised, sections, code = loaded.recipe.run.stage == "sft", Sections(), 0
     try:
         look(loaded, sections)
     except DapoError as error:
@@ -87,11 +86,12 @@ def print_check(loaded: LoadedRecipe, look: Look, *, command: str, tried: bool, 
         doubts = [*sections.whole.get(WARNINGS, ()), *sections.whole.get(DOUBTS, ())]
         here = sections.whole.get(NOT_HERE_TITLE, ())
         overrides = [override for override in loaded.overrides if not override.startswith("run.stage")]
+        command = "dapo sft" if supervised else "dapo train"
         print(verdict(called, f"{command} {shlex.join([called, *overrides])}", here, doubts))
         for what, lines in (("doubt", doubts), ("not here", here)):
             for line in lines:
                 print(f"  {what}: {addressed(line)}")
-        print(_not_looked_at(tried=tried, verbose=verbose, whole=command != "dapo train"))
+        print(_not_looked_at(tried=tried and not supervised, verbose=verbose, whole=supervised))
         code = NOT_HERE if here else 0
     for title, lines in (sections.whole if verbose else sections.brief).items():
         if title not in ON_TOP:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_memory import adapter_lines, estimate_memory, load_tokenizer_and_facts, size_text
-from dapo.cli.check_screen import NOT_HERE_TITLE, WARNINGS, Sections, hidden
-from dapo.config import LoadedRecipe, Recipe
+from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines
+from dapo.cli.check_screen import Sections
+from dapo.config import Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.checks import long_warmup
+from dapo.config.deployment import deployment_of
 from dapo.types.model import ModelFacts
 from dapo.words import counted
 
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from dapo.data.demonstrations import Demonstrations
 
 
-def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
-    """Load tokenizer and examples, and add the run's arithmetic, memory and files.
+def look_at_examples(recipe: Recipe, sections: Sections) -> ModelFacts:
+    """Load tokenizer and examples, and add the run's arithmetic and memory. Return the model's facts.
 
     Args:
-        loaded: the recipe, of a supervised run.
+        recipe: of a supervised run.
         sections: takes the lines.
 
     Raises:
@@ -29,18 +30,12 @@ def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
         DataError: the examples cannot be read, or none is left to train on.
         RecipeError: an example is longer than the model reads.
     """
-    from dapo.cli.check import difference_lines, files, here_lines
     from dapo.data.demonstrations import prepare_demonstrations
-    from dapo.observe.run_name import with_free_name
-    from dapo.run.deployment import deployment_of
     from dapo.run.here import trackers_of
     from dapo.run.sampling import stop_tokens
     from dapo.run.supervised import check_lengths, shown, shown_tokens
 
-    loaded = with_free_name(loaded)
-    recipe, add = loaded.recipe, sections.add
-    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
-    add(WARNINGS, loaded.warnings)
+    add = sections.add
     trackers_of(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     examples = prepare_demonstrations(recipe.sft, recipe.data, tokenizer, stop_tokens(recipe, facts))
@@ -50,9 +45,9 @@ def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
     add("its tokens: number, and how the vocabulary writes it", shown_tokens(examples.train[0], tokenizer))
     add("arithmetic", _arithmetic(recipe, examples))
     add("who runs where", deployment_of(recipe).lines())
-    add("memory, estimated", _memory(supervised(recipe, 1), facts, examples))
-    add("files", files(recipe, facts))
-    add(NOT_HERE_TITLE, here_lines(recipe))
+    longest = max(map(len, examples.train))
+    add("memory, estimated", memory_lines(supervised(recipe, 1), facts, longest))
+    return facts
 
 
 def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
@@ -75,20 +70,3 @@ def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
         yield f"held-out loss: of {counted(held_out, 'example')}, at the start, {every} and at the end"
     else:
         yield "held-out loss: none is measured (sft.validation, sft.every)"
-
-
-def _memory(recipe: Recipe, facts: ModelFacts, examples: Demonstrations) -> Iterator[str]:
-    memory = estimate_memory(recipe, facts, max(map(len, examples.train)))
-    ranks = recipe.learner.ranks
-    each = f", on each of {ranks} ranks" if ranks > 1 else ""
-    yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}{each}"
-    yield from adapter_lines(recipe, facts)
-    yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}{each}"
-    if ranks > 1:
-        yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"
-    yield (
-        f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}; logits "
-        f"and what is made of them: {size_text(memory.head)}"
-    )
-    parts = memory.weights + memory.optimiser + memory.gradients + memory.gathered + memory.activations + memory.head
-    yield f"together about {size_text(parts)}{each}; there is no engine"

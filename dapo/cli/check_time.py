@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dapo.cli.check_memory import LARGE, Memory, key_value_size, size_text
-from dapo.cli.check_ranks import devices_of_engines, engines_apart, publish_seconds
+from dapo.cli.check_ranks import publish_seconds
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
-from dapo.config.deployment import engine_count, engine_devices, engine_kind, engine_slots, overlaps
+from dapo.config.deployment import Deployment
 from dapo.types.model import ModelFacts
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -69,22 +69,21 @@ def step_work(
         card: GPU whose memory bounds the responses that decode at once; None: nothing does.
         memory: of the run, which the embedded engine's cache has to fit in.
     """
-    rollout, size = recipe.rollout, _bytes(recipe.model.dtype)
+    rollout, size, found = recipe.rollout, _bytes(recipe.model.dtype), Deployment(recipe)
     responses, mean = rollout.prompts_per_step * rollout.group_size, MEAN_LENGTH * rollout.max_response_tokens
     filtered = recipe.algorithm.dynamic_sampling.mode == "filter"
     generated, trained = responses * mean / (KEPT if filtered else 1.0), responses * mean
-    rows: float = min(sum(slots or _ROWS for slots in engine_slots(recipe)), responses)
+    rows: float = min(sum(slots or _ROWS for slots in found.slots), responses)
     if card is not None:
-        rows = max(
-            1.0, min(rows, engine_count(recipe) * _rows_of_cache(recipe, facts, card, prompt + mean / 2, memory))
-        )
+        held = found.engines * _rows_of_cache(recipe, facts, card, prompt + mean / 2, memory)
+        rows = max(1.0, min(rows, held))
     untied = not facts.fingerprint.get("tied", True)
     embeddings = untied * facts.vocabulary * facts.hidden  # which a step looks up
     count, chosen = facts.experts
-    idle = (1 - chosen / count) ** (rows / engine_count(recipe)) if count else 0.0  # an expert for all responses
+    idle = (1 - chosen / count) ** (rows / found.engines) if count else 0.0  # an expert for all responses
     read = facts.parameters - embeddings - facts.expert_parameters * idle
     cached = (prompt + mean / 2) * facts.layers * facts.key_values * key_value_size(recipe)
-    step = engine_count(recipe) * read * size + rows * cached
+    step = found.engines * read * size + rows * cached
     tokens = trained + rollout.prompts_per_step * prompt
     operations = 2.0 * (facts.active - embeddings) * tokens * _passes(recipe)
     return Work(generated, trained, generated / rows * step, operations)
@@ -95,17 +94,17 @@ def _rows_of_cache(recipe: Recipe, facts: ModelFacts, card: Card, tokens: float,
 
     The embedded engine reserves each slot at its full length; ``memory`` says what a slot takes. A server: any number.
     """
-    if engine_kind(recipe) == "embedded" and memory is not None and memory.fixed:
+    found, vllm = Deployment(recipe), recipe.rollout.vllm
+    if found.engine == "embedded" and memory is not None and memory.fixed:
         from dapo.rollout.slots import MOST_SLOTS
 
-        slots = sum(number or MOST_SLOTS for number in engine_slots(recipe)) / engine_count(recipe)
+        slots = sum(number or MOST_SLOTS for number in found.slots) / found.engines
         room = card.memory / SPARE - (memory.generating - memory.cache)
         return slots * min(1.0, max(room, 0.0) / memory.cache)
-    if engine_kind(recipe) != "vllm":
+    if found.engine != "vllm":
         return math.inf
-    vllm, devices = recipe.rollout.vllm, engine_devices(recipe)
     size = _bytes(vllm.dtype or recipe.model.dtype)
-    cache = vllm.gpu_memory_utilization * card.memory * devices - facts.parameters * size
+    cache = vllm.gpu_memory_utilization * card.memory * found.engine_devices - facts.parameters * size
     if vllm.kv_cache_mib is not None:
         cache = vllm.kv_cache_mib * 1024**2
     return max(cache, 0.0) / (tokens * facts.layers * facts.key_values * key_value_size(recipe))
@@ -203,14 +202,14 @@ def needed_memory(memory: Memory) -> float:
 
 def largest_share(recipe: Recipe, memory: Memory, card: Card) -> float:
     """Return the share of a GPU that vLLM may take beside what the learner keeps there. 1: all of it."""
-    if engine_kind(recipe) != "vllm" or memory.apart or recipe.rollout.vllm.kv_cache_mib is not None:
+    if Deployment(recipe).engine != "vllm" or memory.apart or recipe.rollout.vllm.kv_cache_mib is not None:
         return 1.0
     return max(0.0, 1 - (memory.resident + memory.checking) / card.memory)
 
 
 def holds(recipe: Recipe, memory: Memory, card: Card) -> bool:
     """Return whether a GPU holds the run: also beside the share of it that vLLM takes while it generates."""
-    share = recipe.rollout.vllm.gpu_memory_utilization if engine_kind(recipe) == "vllm" else 0.0
+    share = recipe.rollout.vllm.gpu_memory_utilization if Deployment(recipe).engine == "vllm" else 0.0
     return needed_memory(memory) <= card.memory and share <= largest_share(recipe, memory, card)
 
 
@@ -235,14 +234,14 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     )
     yield f"a step: about {work.generated:,.0f} tokens generated, {work.trained:,.0f} trained on"
     fitting = [card for card in CARDS if holds(recipe, memory, card)]
-    ranks = recipe.learner.ranks
-    engines, beside = (devices_of_engines(recipe), engines_apart(recipe)) if ranks > 1 else (1, False)
+    found, ranks = Deployment(recipe), recipe.learner.ranks
+    engines, beside = (found.engines * found.engine_devices, found.engines_apart) if ranks > 1 else (1, False)
     cards = ranks + engines if beside else max(ranks, engines)
     for card in fitting:
         generate, learn = step_seconds(step_work(recipe, facts, prompt, card, memory), card, facts.parameters)
         generate, learn = generate / engines, learn / ranks / waiting
-        both = max(generate, learn) if overlaps(recipe) else generate + learn
-        parts = [f"{generate:.0f} s to generate", f"{learn:.0f} s to learn" + " meanwhile" * overlaps(recipe)]
+        both = max(generate, learn) if found.overlaps else generate + learn
+        parts = [f"{generate:.0f} s to generate", f"{learn:.0f} s to learn" + " meanwhile" * found.overlaps]
         parts += [f"{publish:.0f} s to publish"] if publish >= 0.5 else []
         yield (
             f"{f'{cards} x ' * (cards > 1)}{card.name}: {' and '.join([', '.join(parts[:-1]), parts[-1]])}, "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -41,40 +41,34 @@ class _Stopped(Exception):
 
 
 _START, _TRAIN, _LOOK, _USE = "Start", "Train", "Look", "Use"
-_GROUPS = {
-    _START: ("init", "recipes", "check", "explain", "import"),
-    _TRAIN: ("train", "sft", "launch"),
-    _LOOK: ("report", "view", "data", "rollouts"),
-    _USE: ("evaluate", "export"),
-}
 _RECIPE = "RECIPE [KEY=VALUE ...]"
-_USAGE = {
-    "init": "NAME --model MODEL --data FILE",
-    "recipes": "[--show NAME | --copy NAME]",
-    "check": _RECIPE,
-    "explain": "KEY ...",
-    "import": "FILE [-o RECIPE]",
-    "train": _RECIPE,
-    "sft": _RECIPE,
-    "launch": _RECIPE,
-    "report": "RUN ... [-o FOLDER]",
-    "view": "[RUNS]",
-    "data": "RUN",
-    "rollouts": "RUN ... [-o FILE]",
-    "evaluate": "MODEL_OR_RUN [KEY=VALUE ...]",
-    "export": "RUN OUT",
+_COMMANDS = {
+    "init": (_START, "NAME --model MODEL --data FILE", "own_data data"),
+    "recipes": (_START, "[--show NAME | --copy NAME]", "tutorial"),
+    "check": (_START, _RECIPE, "own_data data"),
+    "explain": (_START, "KEY ...", "configuration metrics peers"),
+    "import": (_START, "FILE [-o RECIPE]", "import peers"),
+    "train": (_TRAIN, _RECIPE, "tutorial configuration"),
+    "sft": (_TRAIN, _RECIPE, "base_to_trained configuration"),
+    "launch": (_TRAIN, _RECIPE, "slurm configuration"),
+    "report": (_LOOK, "RUN ... [-o FOLDER]", "reading_a_run warnings"),
+    "view": (_LOOK, "[RUNS]", "reading_a_run warnings"),
+    "data": (_LOOK, "RUN", "dynamic_sampling"),
+    "rollouts": (_LOOK, "RUN ... [-o FILE]", "base_to_trained"),
+    "evaluate": (_USE, "MODEL_OR_RUN [KEY=VALUE ...]", "tutorial algorithm"),
+    "export": (_USE, "RUN OUT", "tutorial"),
 }
-"""What follows the command's name in its usage line."""
+"""Of each command, in the order of the help: its group, what follows its name in its usage line, and its pages."""
 
 
 class _Command(TyperCommand):
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return [_USAGE[self.name or ""], "[OPTIONS]"]
+        return [_COMMANDS[self.name or ""][1], "[OPTIONS]"]
 
 
 class _Commands(TyperGroup):
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return [name for names in _GROUPS.values() for name in names]
+        return list(_COMMANDS)
 
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return ["COMMAND ..."]
@@ -167,11 +161,16 @@ def _root(
     pass
 
 
-app.command("import", cls=_Command, rich_help_panel=_START, epilog=pages("import", "peers"))(import_recipe)
-app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("slurm", "configuration"))(launch)
+def _command(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    group, _, names = _COMMANDS[name]
+    return app.command(name, cls=_Command, rich_help_panel=group, epilog=pages(*names.split()))
 
 
-@app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("tutorial", "configuration"))
+_command("import")(import_recipe)
+_command("launch")(launch)
+
+
+@_command("train")
 def train(arguments: RecipeArguments = None, resume: ResumeOption = None) -> int:
     """Train a model by a recipe; `dapo train --resume RUN` goes on with a run."""
     if resume is not None:
@@ -195,7 +194,7 @@ def _train(arguments: Sequence[str] | None, *, sft: bool = False) -> int:
     return dapo.run.train(loaded)
 
 
-@app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("base_to_trained", "configuration"))
+@_command("sft")
 def sft(arguments: RecipeArguments = None, resume: ResumeOption = None) -> int:
     """Train a model on examples, by the recipe's section `sft`; the run is called NAME-sft."""
     if resume is not None:
@@ -203,7 +202,7 @@ def sft(arguments: RecipeArguments = None, resume: ResumeOption = None) -> int:
     return _train(arguments, sft=True)
 
 
-@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("own_data", "data"))
+@_command("check")
 def check(
     arguments: RecipeArguments = None,
     tries: Annotated[
@@ -226,15 +225,11 @@ def check(
     loaded = load_recipe(recipe, overrides, sft=supervised)
     from dapo.cli.check import look_at_run
     from dapo.cli.check_screen import print_check
-    from dapo.cli.check_sft import look_at_sft_run
 
-    if loaded.recipe.run.stage == "sft":
-        return print_check(loaded, look_at_sft_run, command="dapo sft", tried=False, verbose=verbose)
-    look = partial(look_at_run, tries=tries)
-    return print_check(loaded, look, command="dapo train", tried=tries > 0, verbose=verbose)
+    return print_check(loaded, partial(look_at_run, tries=tries), tried=tries > 0, verbose=verbose)
 
 
-@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("tutorial"))
+@_command("recipes")
 def recipes(
     show: Annotated[
         str | None, typer.Option(metavar="NAME", help="Print this recipe.", autocompletion=complete_name)
@@ -259,7 +254,7 @@ def recipes(
     return 0
 
 
-@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("own_data", "data"))
+@_command("init")
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Writes NAME.yaml; also the run's name.")] = "mine",
     model: Annotated[str | None, typer.Option(help="A Hugging Face folder or hub name.")] = None,
@@ -302,7 +297,7 @@ def init(
     return 0
 
 
-@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("configuration", "metrics", "peers"))
+@_command("explain")
 def explain(
     keys: Annotated[
         list[str],
@@ -329,7 +324,7 @@ def explain(
     return 0
 
 
-@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("dynamic_sampling"))
+@_command("data")
 def data(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be going on.")],
     show: Annotated[
@@ -348,12 +343,12 @@ def data(
     return 0
 
 
-app.command(cls=_Command, rich_help_panel=_USE, epilog=pages("tutorial", "algorithm"))(evaluate)
-app.command(cls=_Command, rich_help_panel=_USE, epilog=pages("tutorial"))(export)
-app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("base_to_trained"))(rollouts)
+_command("evaluate")(evaluate)
+_command("export")(export)
+_command("rollouts")(rollouts)
 
 
-@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("reading_a_run", "warnings"))
+@_command("report")
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders; they may be going on. Several are compared.")
@@ -371,7 +366,7 @@ def report(
     return 0
 
 
-@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("reading_a_run", "warnings"))
+@_command("view")
 def view(
     runs_folder: Annotated[
         Path, typer.Argument(metavar="RUNS", help="A folder of runs, such as runs; or one run.")

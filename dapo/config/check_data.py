@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from dapo.config.problems import Problem
+from dapo.config.problems import Broken
 from dapo.config.schema import Data, DataSource, Recipe, Reward
 from dapo.metrics.names import name_problem, reward_name_problem
 
@@ -40,57 +39,53 @@ def source_name(source: DataSource) -> str:
     return "data"
 
 
-def check_rewards(r: Recipe) -> Iterator[Problem]:
+def check_rewards(r: Recipe) -> Broken:
     """Every response gets each reward once, one of them `accuracy`, and each reward has what its kind needs."""
     sources = {source_name(s) for s in [*r.data.train, *r.data.validation]}
     for source in sorted(sources):
         names = Counter(w.name for w in r.rewards if w.sources is None or source in w.sources)
         for name in (n for n, count in names.items() if count > 1):
-            yield Problem("rewards", f"{names[name]} rewards called `{name}` score `{source}`; give each its own name")
+            yield "rewards", f"{names[name]} rewards called `{name}` score `{source}`; give each its own name"
         if "accuracy" not in names:
-            yield Problem(
+            yield (
                 "rewards",
                 f"none that scores `{source}` is called `accuracy`, which the keep rule and evaluation read",
             )
     if all(reward.weight == 0 for reward in r.rewards):
-        yield Problem("rewards", "every weight is 0, so every reward is 0; give at least one a weight")
+        yield "rewards", "every weight is 0, so every reward is 0; give at least one a weight"
     for n, reward in enumerate(r.rewards):
         key = f"rewards.{n}"
         wrong = reward_name_problem(reward.name)
         if wrong is not None:
-            yield Problem(f"{key}.name", f"{wrong}; it becomes the metric reward/NAME, so choose another", reward.name)
+            yield f"{key}.name", f"{wrong}; it becomes the metric reward/NAME, so choose another"
         if reward.kind == "function" and reward.function is None:
-            yield Problem(f"{key}.function", "kind: function needs function: package.module:function")
-        if reward.kind != "function" and reward.function is not None:
-            yield Problem(f"{key}.function", f"is only read with kind: function, not {reward.kind}", reward.function)
+            yield f"{key}.function", "kind: function needs function: package.module:function"
         if reward.kind == "regex" and reward.pattern is None:
-            yield Problem(f"{key}.pattern", "kind: regex needs a pattern, such as 'answer is (-?\\d+)'")
+            yield f"{key}.pattern", "kind: regex needs a pattern, such as 'answer is (-?\\d+)'"
         if reward.pattern is not None:
             yield from _pattern(f"{key}.pattern", reward)
         unknown = [s for s in reward.sources or [] if s not in sources]
         if unknown:
             known = ", ".join(sorted(sources))
-            yield Problem(
-                f"{key}.sources", f"no data source called {', '.join(unknown)}; there are {known}", reward.sources
-            )
+            yield f"{key}.sources", f"no data source called {', '.join(unknown)}; there are {known}"
 
 
-def _pattern(key: str, reward: Reward) -> Iterator[Problem]:
+def _pattern(key: str, reward: Reward) -> Broken:
     pattern = reward.pattern or ""
     if reward.kind not in ("regex", "exact") and not (reward.kind == "service" and reward.api == "openai"):
-        yield Problem(key, f"is only read with kind: regex or exact, or api: openai, not {reward.kind}", pattern)
+        yield key, f"is only read with kind: regex or exact, or api: openai, not {reward.kind}"
         return
     try:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
-        yield Problem(key, f"is not a regular expression: {error}", pattern)
+        yield key, f"is not a regular expression: {error}"
         return
     if reward.kind != "regex" and groups < 1:
         what = "the answer" if reward.kind == "exact" else "the score"
-        yield Problem(key, f"kind: {reward.kind} takes {what} from group 1: put it in parentheses", pattern)
+        yield key, f"kind: {reward.kind} takes {what} from group 1: put it in parentheses"
 
 
-def check_data(r: Recipe) -> Iterator[Problem]:
+def check_data(r: Recipe) -> Broken:
     """Yield problems of the data: sources need files or tasks with their own names, and the prompt must hold the
     problem."""
     for part in ("train", "validation"):
@@ -99,28 +94,20 @@ def check_data(r: Recipe) -> Iterator[Problem]:
             wrong = name_problem(source_name(source)) if source.path or source.task or source.name else None
             if wrong is not None:
                 move = "it becomes part of metrics' keys, so choose another" if source.name else "give it a `name`"
-                yield Problem(f"data.{part}.{n}.name", f"the source's name {wrong}; {move}", source_name(source))
+                yield f"data.{part}.{n}.name", f"the source's name {wrong}; {move}"
         names = Counter(map(source_name, getattr(r.data, part)))
         for name in (n for n, count in names.items() if count > 1):
             number = next(i for i, s in enumerate(getattr(r.data, part)) if source_name(s) == name)
-            yield Problem(
+            yield (
                 f"data.{part}",
                 f"{names[name]} sources are called `{name}`; give each a `name` (data.{part}.{number}.name=...)",
             )
     if r.data.prompt_template is not None and "{problem}" not in r.data.prompt_template:
-        yield Problem(
-            "data.prompt_template", "has no {problem}: the problem would not be in the prompt", r.data.prompt_template
-        )
+        yield "data.prompt_template", "has no {problem}: the problem would not be in the prompt"
     if r.data.prompt == "template" and r.data.prompt_template is None:
-        yield Problem("data.prompt_template", "prompt: template needs a text with {problem} in it")
+        yield "data.prompt_template", "prompt: template needs a text with {problem} in it"
     if r.data.prompt in ("chat", "raw") and r.data.prompt_template is not None:
-        yield Problem(
-            "data.prompt", f"{r.data.prompt} does not read prompt_template; use template or take it out", r.data.prompt
-        )
-    if r.data.prompt in ("template", "raw") or r.data.prompt_template is not None:
-        for key in CHAT_ONLY:
-            if value := getattr(r.data, key):
-                yield Problem(f"data.{key}", "is only read with prompt: chat; write it into the template", value)
+        yield "data.prompt", f"{r.data.prompt} does not read prompt_template; use template or take it out"
     yield from _chat(r.data)
     yield from _thinking(r)
     yield from _mixture(r)
@@ -141,58 +128,39 @@ _OURS = {
 }
 
 
-def _chat(data: Data) -> Iterator[Problem]:
+def _chat(data: Data) -> Broken:
     """Yield problems of a chat template's inputs besides the messages."""
     for name, instead in _OURS.items():
         if name in data.chat_template_kwargs:
-            yield Problem(f"data.chat_template_kwargs.{name}", f"is no variable of your own: {instead}")
+            yield f"data.chat_template_kwargs.{name}", f"is no variable of your own: {instead}"
     if data.tools and data.tools_field is not None:
-        yield Problem("data.tools_field", "data.tools gives every problem the same ones; take one of them out")
+        yield "data.tools_field", "data.tools gives every problem the same ones; take one of them out"
     for n, tool in enumerate(data.tools):
         if wrong := tool_problem(tool):
-            yield Problem(f"data.tools.{n}", wrong, tool)
+            yield f"data.tools.{n}", wrong
     if data.prompt == "raw" and data.few_shot:
-        yield Problem("data.few_shot", "needs prompt: chat, or prompt: template, which says how an example looks")
+        yield "data.few_shot", "needs prompt: chat, or prompt: template, which says how an example looks"
     for n, shot in enumerate(data.few_shot):
         if not shot.problem.strip() or not shot.response.strip():
-            yield Problem(f"data.few_shot.{n}", "an example has a problem and a response, and one of them is empty")
+            yield f"data.few_shot.{n}", "an example has a problem and a response, and one of them is empty"
     if data.response_prefix == "":
-        yield Problem("data.response_prefix", "is empty: leave it out")
+        yield "data.response_prefix", "is empty: leave it out"
 
 
-def _thinking(r: Recipe) -> Iterator[Problem]:
+def _thinking(r: Recipe) -> Broken:
     """Yield problems of where the answer begins, and of how long thinking may be."""
-    thinking, rollout = r.data.thinking, r.rollout
-    if thinking.enabled and (
-        not thinking.open.strip() or not thinking.close.strip() or thinking.open == thinking.close
-    ):
-        yield Problem("data.thinking", f"needs two different tags, found {thinking.open!r} and {thinking.close!r}")
-    if not thinking.enabled:
-        for key, default in (("open", "<think>"), ("close", "</think>")):
-            if (value := getattr(thinking, key)) != default:
-                yield Problem(f"data.thinking.{key}", "is only read with data.thinking.enabled: true", value)
-        if thinking.budget is not None:
-            why = "needs data.thinking.enabled: true: else it is unknown where thinking ends"
-            yield Problem("data.thinking.budget", why, thinking.budget)
-        for n, reward in enumerate(r.rewards):
-            if reward.reads in ("answer", "response") and r.environment.kind is None:
-                yield Problem(f"rewards.{n}.reads", "is only read with data.thinking.enabled: true", reward.reads)
-    for n, reward in enumerate(r.rewards):
-        if reward.kind == "function" and reward.reads is not None:
-            yield Problem(f"rewards.{n}.reads", "a function gets both: completion.final_text and .text", reward.reads)
-    if thinking.end is not None:
-        if thinking.budget is None:
-            yield Problem("data.thinking.end", "is only read with data.thinking.budget", thinking.end)
-        elif thinking.close not in thinking.end:
-            yield Problem("data.thinking.end", f"does not hold {thinking.close!r}", thinking.end)
-    limits = {
-        "rollout.max_response_tokens": rollout.max_response_tokens,
-        "validation.max_response_tokens": r.validation.max_response_tokens or rollout.max_response_tokens,
-    }
-    for key, limit in limits.items():
-        if thinking.budget is not None and thinking.budget >= limit:
-            why = f"leaves no token for an answer: {key} is {limit}"
-            yield Problem("data.thinking.budget", why, thinking.budget)
+    thinking, tags = r.data.thinking, (r.data.thinking.open, r.data.thinking.close)
+    if thinking.enabled and (not all(map(str.strip, tags)) or tags[0] == tags[1]):
+        yield "data.thinking", f"needs two different tags, found {tags[0]!r} and {tags[1]!r}"
+    if thinking.budget is None:
+        return
+    if thinking.end is not None and thinking.close not in thinking.end:
+        yield "data.thinking.end", f"does not hold {thinking.close!r}"
+    for section in (r.rollout, r.validation):
+        limit = section.max_response_tokens
+        if limit is not None and thinking.budget >= limit:
+            key = "rollout" if section is r.rollout else "validation"
+            yield "data.thinking.budget", f"leaves no token for an answer: {key}.max_response_tokens is {limit}"
             break
 
 
@@ -204,61 +172,46 @@ def tool_problem(tool: Any) -> str | None:
     return "expected a schema such as {type: function, function: {name: ..., description: ..., parameters: {...}}}"
 
 
-def _mixture(r: Recipe) -> Iterator[Problem]:
+def _mixture(r: Recipe) -> Broken:
     """Weights and levels of training sources."""
     train, rule = r.data.train, r.data.curriculum
     weighed = [n for n, source in enumerate(train) if source.weight is not None]
     if weighed and len(weighed) < len(train):
         missing = next(n for n in range(len(train)) if n not in weighed)
-        yield Problem(f"data.train.{missing}.weight", "other sources have a weight: give every one its own, or none")
+        yield f"data.train.{missing}.weight", "other sources have a weight: give every one its own, or none"
     levelled = any(source.levels for source in train)
     if levelled and len(train) > 1 and not weighed:
-        yield Problem("data.train.0.weight", "a source with levels beside others needs weights: its size says nothing")
-    if (weighed or levelled) and r.data.epochs is not None:
-        yield Problem("data.epochs", "has no meaning where sources have weights or levels: they end at no one time")
+        yield "data.train.0.weight", "a source with levels beside others needs weights: its size says nothing"
     for n, source in enumerate(train):
-        if source.levels and source.task is None:
-            yield Problem(f"data.train.{n}.levels", "are options of a procedural `task`", source.levels)
         if len(source.levels) == 1:
-            yield Problem(f"data.train.{n}.levels", "one level is none: name two or more, or use options")
-    if not levelled and rule != type(rule)():
-        yield Problem("data.curriculum", "is only read where a training source has `levels`")
+            yield f"data.train.{n}.levels", "one level is none: name two or more, or use options"
     if levelled and rule.lower_at >= rule.raise_at:
-        yield Problem("data.curriculum.lower_at", f"is not below raise_at: {rule.raise_at:g}", rule.lower_at)
+        yield "data.curriculum.lower_at", f"is not below raise_at: {rule.raise_at:g}"
     selection = r.algorithm.dynamic_sampling.selection
     if levelled and selection.retire is not None:
         why = "with levels every prompt of one may retire before the next begins: leave it out"
-        yield Problem("algorithm.dynamic_sampling.selection.retire", why, selection.retire.model_dump())
+        yield "algorithm.dynamic_sampling.selection.retire", why
     easy, hard = selection.easy, selection.hard
     if easy is not None and hard is not None and hard.at >= easy.at:
-        why = f"is not below selection.easy.at: {easy.at:g}"
-        yield Problem("algorithm.dynamic_sampling.selection.hard.at", why, hard.at)
+        yield "algorithm.dynamic_sampling.selection.hard.at", f"is not below selection.easy.at: {easy.at:g}"
 
 
-def _source(key: str, source: DataSource) -> Iterator[Problem]:
+def _source(key: str, source: DataSource) -> Broken:
     if (source.path is None) == (source.task is None):
         given = "both are given" if source.path else "neither is given"
-        yield Problem(key, f"a source has either `path` or `task`; {given}")
-    if source.task is None and source.options:
-        yield Problem(f"{key}.options", "are arguments of a procedural `task`", source.options)
-    if source.task is None and source.seed != DataSource.model_fields["seed"].default:
-        yield Problem(f"{key}.seed", "is that of a procedural `task`; files are shuffled by run.seed", source.seed)
-    if source.task not in (None, ENVIRONMENT) and source.split != DataSource.model_fields["split"].default:
-        yield Problem(f"{key}.split", "belongs to a folder or hub data set, not to a procedural task", source.split)
+        yield key, f"a source has either `path` or `task`; {given}"
     if source.task is not None and (source.fields or source.format != "auto"):
-        yield Problem(key, "`fields` and `format` belong to a file, not to a procedural task")
+        yield key, "`fields` and `format` belong to a file, not to a procedural task"
     if source.task not in (None, "signed_sum", ENVIRONMENT) and not re.fullmatch(r"reasoning_gym/\w+", source.task):
-        yield Problem(f"{key}.task", "expected `signed_sum`, `environment` or `reasoning_gym/NAME`", source.task)
+        yield f"{key}.task", "expected `signed_sum`, `environment` or `reasoning_gym/NAME`"
     if source.task == ENVIRONMENT and (source.options or source.seed):
-        yield Problem(key, "`options` and `seed` belong to a task that makes problems; the environment has a data set")
+        yield key, "`options` and `seed` belong to a task that makes problems; the environment has a data set"
     if source.task == ENVIRONMENT and source.split not in ("train", "eval"):
-        yield Problem(f"{key}.split", "an environment's own data set is `train` or `eval`", source.split)
+        yield f"{key}.split", "an environment's own data set is `train` or `eval`"
 
 
-def _twins(r: Recipe) -> Iterator[Problem]:
+def _twins(r: Recipe) -> Broken:
     made = [(s.task, tuple(sorted(map(str, s.options.items()))), s.seed, s.split) for s in r.data.train if s.task]
     for n, s in enumerate(r.data.validation):
         if s.task and (s.task, tuple(sorted(map(str, s.options.items()))), s.seed, s.split) in made:
-            yield Problem(
-                f"data.validation.{n}.seed", "makes the very problems of a training source; use another seed", s.seed
-            )
+            yield f"data.validation.{n}.seed", "makes the very problems of a training source; use another seed"

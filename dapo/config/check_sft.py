@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from dapo.config.check_data import source_name
-from dapo.config.problems import Problem
+from dapo.config.problems import Broken
 from dapo.config.schema import DataSource, Recipe, Sft, SftSource
 
 SUFFIX = "-sft"
@@ -102,25 +102,23 @@ def supervised(recipe: Recipe, steps: int) -> Recipe:
     return recipe.model_copy(update={"learner": learner, "rollout": rollout, "trainer": trainer})
 
 
-def check_sft(r: Recipe) -> Iterator[Problem]:
+def check_sft(r: Recipe) -> Broken:
     """Yield settings that a supervised run lacks, and settings that it does not use."""
     for where, sources in (("train", r.sft.train), ("validation", r.sft.validation)):
         for n, source in enumerate(sources):
             wrong = sorted(source.fields.keys() - {"prompt", "response", "messages"})
             if wrong or ("messages" in source.fields and len(source.fields) > 1):
-                yield Problem(
-                    f"sft.{where}.{n}.fields", "expected `prompt` and `response`, or `messages` alone", source.fields
-                )
+                yield f"sft.{where}.{n}.fields", "expected `prompt` and `response`, or `messages` alone"
     if r.run.stage != "sft":
         return
     if r.launch.backend != "local":
-        yield Problem("launch.backend", "`dapo sft` keeps its ranks on this machine: leave it local", r.launch.backend)
+        yield "launch.backend", "`dapo sft` keeps its ranks on this machine: leave it local"
     if not r.sft.train:
         move = (
             "is empty: name a file of prompts and responses or of messages, sft.train.0.path=FILE (`dapo rollouts RUN "
             "--correct` makes one of a run's correct responses)"
         )
-        yield Problem("sft.train", move)
+        yield "sft.train", move
     for key, metric in (
         ("checkpoint.best", r.checkpoint.best),
         ("trainer.early_stop.metric", r.trainer.early_stop.metric),
@@ -128,6 +126,6 @@ def check_sft(r: Recipe) -> Iterator[Problem]:
         if metric is None or not metric.startswith("validation/"):
             continue
         if not metric.endswith("loss"):
-            yield Problem(key, f"is not measured by `dapo sft`: add {key}=validation/loss to the command", metric)
+            yield key, f"is not measured by `dapo sft`: add {key}=validation/loss to the command"
         elif not (r.sft.validation and r.sft.every):
-            yield Problem(key, "needs held-out examples (sft.validation) that are measured (sft.every)", metric)
+            yield key, "needs held-out examples (sft.validation) that are measured (sft.every)"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from dapo.config.problems import Problem
+from dapo.config.problems import Broken
 from dapo.config.schema import Recipe
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
@@ -50,16 +50,16 @@ def time_limit(text: str) -> int | None:
     return a * 3600 + b * 60 + c if found["c"] is not None else a * 60 + b
 
 
-def check_slurm(r: Recipe) -> Iterator[Problem]:
+def check_slurm(r: Recipe) -> Broken:
     """Yield settings that no job script could hold."""
     slurm = r.slurm
     if slurm.container is not None and not _PLAIN.fullmatch(slurm.container):
         said = "expected a command of plain words on one line, such as apptainer exec --nv /images/dapo.sif"
         move = "the job splits it at spaces and reads no lists, quotes, variables or patterns; put these into a script"
-        yield Problem("slurm.container", f"{said}: {move}", slurm.container)
+        yield "slurm.container", f"{said}: {move}"
     for n, line in enumerate(slurm.setup):
         if "\n" in line or "\r" in line:
-            yield Problem(f"slurm.setup.{n}", "is one line of shell; give further lines as further items", line)
+            yield f"slurm.setup.{n}", "is one line of shell; give further lines as further items"
     for name, value in slurm.options.items():
         yield from _check_option(name, value)
     if "time" not in slurm.options:
@@ -67,20 +67,20 @@ def check_slurm(r: Recipe) -> Iterator[Problem]:
     seconds = time_limit(str(slurm.options["time"]))
     if not seconds:
         forms = "expected MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, more than 0; in YAML in quotes"
-        yield Problem("slurm.options.time", forms, slurm.options["time"])
+        yield "slurm.options.time", forms
     elif seconds <= slurm.signal_seconds:
         move = f"the job would be asked to save {slurm.signal_seconds} s before its end, and has {seconds} s in all"
-        yield Problem("slurm.signal_seconds", f"{move}; give it more slurm.options.time, or set this lower", None)
+        yield "slurm.signal_seconds", f"{move}; give it more slurm.options.time, or set this lower"
 
 
-def _check_option(name: str, value: str | int | bool) -> Iterator[Problem]:
+def _check_option(name: str, value: str | int | bool) -> Broken:
     path = f"slurm.options.{name}"
     if not _OPTION.fullmatch(name):
         long = name.lstrip("-").partition("=")[0].replace("_", "-")
         hint = f"; did you mean `{long}`?" if _OPTION.fullmatch(long) and long != name else ""
-        yield Problem(path, f"expected the long name of an option of sbatch, such as mem or gpus-per-node{hint}", value)
+        yield path, f"expected the long name of an option of sbatch, such as mem or gpus-per-node{hint}"
     elif name in _OURS:
         setting = _OURS[name]
-        yield Problem(path, f"is {setting}; set that" if setting else "the script sets it itself; take it out", value)
+        yield path, f"is {setting}; set that" if setting else "the script sets it itself; take it out"
     elif value is False or (isinstance(value, str) and not (value.strip() and value.isprintable())):
-        yield Problem(path, "expected true, a number, or text on one line; leave out what is not asked for", value)
+        yield path, "expected true, a number, or text on one line; leave out what is not asked for"

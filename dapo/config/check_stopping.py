@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Literal
 
 from dapo.config.check_data import source_name
 from dapo.config.check_sft import sft_source_name
-from dapo.config.problems import Problem
+from dapo.config.problems import Broken
 from dapo.config.schema import Recipe
 from dapo.metrics.glossary import GLOSSARY, lookup
 
@@ -25,7 +24,7 @@ def is_highest(metric: str, direction: Direction) -> bool:
     return line is None or line.better != "lower"
 
 
-def check_stopping(r: Recipe) -> Iterator[Problem]:
+def check_stopping(r: Recipe) -> Broken:
     """Yield metrics to wait for that no line of this run will hold."""
     early = r.trainer.early_stop
     for key, metric, direction in (
@@ -35,7 +34,7 @@ def check_stopping(r: Recipe) -> Iterator[Problem]:
         if metric is not None:
             yield from _metric(r, key, metric, direction)
     if r.checkpoint.dir is not None and not r.checkpoint.dir.strip():
-        yield Problem("checkpoint.dir", "expected the path of a folder, or null for RUN/checkpoints", r.checkpoint.dir)
+        yield "checkpoint.dir", "expected the path of a folder, or null for RUN/checkpoints"
 
 
 def _sets(r: Recipe) -> list[str]:
@@ -55,26 +54,20 @@ def _near(r: Recipe, metric: str) -> str:
     return f"did you mean `{near[0]}`? " if near else ""
 
 
-def _metric(r: Recipe, key: str, metric: str, direction: Direction) -> Iterator[Problem]:
+def _metric(r: Recipe, key: str, metric: str, direction: Direction) -> Broken:
     line = lookup(metric)
     section = key.rpartition(".")[0]
     if line is None:
         move = "`dapo explain validation/accuracy` explains one, docs/metrics.md has all"
-        yield Problem(key, f"is no metric; {_near(r, metric)}{move}", metric)
+        yield key, f"is no metric; {_near(r, metric)}{move}"
     elif line.better is None and direction == "auto":
-        yield Problem(
-            key, f"is neither good nor bad by itself: say which is better, {section}.best_is=highest or lowest", metric
-        )
+        yield key, f"is neither good nor bad by itself: say which is better, {section}.best_is=highest or lowest"
     elif metric.endswith("/loss") and metric.startswith("validation/") and r.run.stage == "train":
-        yield Problem(key, "is measured by `dapo sft` alone; training by reward has validation/accuracy", metric)
+        yield key, "is measured by `dapo sft` alone; training by reward has validation/accuracy"
     elif metric.startswith("validation/") and r.run.stage == "train" and not (r.data.validation and r.validation.every):
-        yield Problem(
-            key,
-            "needs held-out problems (data.validation) and evaluations (validation.every): no step will have it",
-            metric,
-        )
+        yield key, "needs held-out problems (data.validation) and evaluations (validation.every): no step will have it"
     elif r.run.stage == "sft" and not metric.endswith("/loss"):
         return  # `check_sft` says more
     elif line.key.startswith(_OF_A_SET) and not any(metric.startswith(f"validation/{name}/") for name in _sets(r)):
         sets = ", ".join(_sets(r)) or "none"
-        yield Problem(key, f"names no held-out set of this run; {_near(r, metric)}its sets: {sets}", metric)
+        yield key, f"names no held-out set of this run; {_near(r, metric)}its sets: {sets}"

@@ -1,29 +1,16 @@
-"""Combinations of settings that cannot mean what their author wants. Each is refused with the remedy, none rewritten.
-
-Every check is a small generator of problems over a recipe whose types are already right. What is merely unusual is a
-warning: said when the run starts, and allowed (``dapo.config.unusual``).
-"""
+"""Facts that follow from several settings of a recipe, and rules about names, batches, sampling, engine and learner."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from dapo.config.check_data import check_data, check_rewards
-from dapo.config.check_environment import check_environment
-from dapo.config.check_loss import check_loss
-from dapo.config.check_programs import check_programs
-from dapo.config.check_sft import check_sft
-from dapo.config.check_slurm import check_slurm
-from dapo.config.check_stopping import check_stopping
-from dapo.config.counts import check_gpus
-from dapo.config.deployment import check_pool, check_ranks, check_transfer, engine_kind, keeps_8_bits
-from dapo.config.problems import Problem
+from dapo.config.deployment import Deployment
+from dapo.config.problems import Broken
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.schema.kinds import Mask
-from dapo.config.staleness import check_staleness, keeps_old_cache
+from dapo.config.staleness import keeps_old_cache
 from dapo.system import NO_MPS
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -32,11 +19,6 @@ if TYPE_CHECKING:  # numpy comes with it
 CorrectionKind = Literal[
     "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence", "mask_off_policy"
 ]
-
-
-def check(recipe: Recipe) -> list[Problem]:
-    """Everything that is wrong with a recipe across its settings."""
-    return [problem for part in _CHECKS for problem in part(recipe)]
 
 
 def ratio_against(recipe: Recipe) -> RatioAgainst:
@@ -54,7 +36,7 @@ def ratio_against(recipe: Recipe) -> RatioAgainst:
 
 def _exact_sampler(recipe: Recipe) -> bool:
     """Return whether the engine's log-probabilities are the learner's to about 1e-7 nats."""
-    return engine_kind(recipe) == "embedded" and recipe.model.dtype == "float32" and not keeps_old_cache(recipe)
+    return Deployment(recipe).engine == "embedded" and recipe.model.dtype == "float32" and not keeps_old_cache(recipe)
 
 
 def correction_kind(recipe: Recipe) -> CorrectionKind:
@@ -85,116 +67,87 @@ def penalty_interval(recipe: Recipe) -> tuple[int, int]:
     return longest, punishment.cache_length or max(1, longest // 5)
 
 
-def _batch(r: Recipe) -> Iterator[Problem]:
-    prompts, mini = r.rollout.prompts_per_step, r.learner.minibatch_prompts
+def _batch(r: Recipe) -> Broken:
+    prompts, mini, key = r.rollout.prompts_per_step, r.learner.minibatch_prompts, "learner.minibatch_prompts"
     if mini is None:
         return
     if mini > prompts:
-        yield Problem(
-            "learner.minibatch_prompts",
-            f"is more than rollout.prompts_per_step = {prompts}; use at most {prompts}, or null for one optimiser step",
-            mini,
-        )
+        bound = f"use at most {prompts}, or null for one optimiser step"
+        yield key, f"is more than rollout.prompts_per_step = {prompts}; {bound}"
     elif prompts % mini:
         fits = [d for d in range(1, prompts + 1) if prompts % d == 0]
         near = sorted(sorted(fits, key=lambda d: abs(d - mini))[:3])
-        yield Problem(
-            "learner.minibatch_prompts",
+        yield (
+            key,
             f"does not divide rollout.prompts_per_step = {prompts} ({prompts} = {prompts // mini} x {mini} + "
             f"{prompts % mini}); use one of {', '.join(map(str, near))}",
-            mini,
         )
 
 
-def _group(r: Recipe) -> Iterator[Problem]:
+def _group(r: Recipe) -> Broken:
     if r.rollout.group_size > 1:
         return
     advantage, sampling = r.algorithm.advantage, r.algorithm.dynamic_sampling
     key = "rollout.group_size"
     if ":" not in advantage.kind:
-        yield Problem(key, "a group of one is its own mean, so every advantage is 0; use at least 2 (16 in DAPO)", 1)
+        yield key, "a group of one is its own mean, so every advantage is 0; use at least 2 (16 in DAPO)"
     elif sampling.mode != "off":
-        yield Problem(
-            key,
-            f"a group of one is never mixed, so dynamic_sampling.mode: {sampling.mode} keeps none; use 16, or off",
-            1,
-        )
+        mode = f"dynamic_sampling.mode: {sampling.mode}"
+        yield key, f"a group of one is never mixed, so {mode} keeps none; use 16, or off"
 
 
-def _dynamic_sampling(r: Recipe) -> Iterator[Problem]:
+def _dynamic_sampling(r: Recipe) -> Broken:
     d = r.algorithm.dynamic_sampling
     where = "algorithm.dynamic_sampling"
     names = {reward.name for reward in r.rewards}
     may_name_more = any(reward.kind in ("function", "service", "code") for reward in r.rewards)  # dicts of numbers
     if d.metric not in names and not may_name_more:
         known = ", ".join(f"`{n}`" for n in sorted(names))
-        yield Problem(f"{where}.metric", f"no reward of that name; there are {known}", d.metric)
+        yield f"{where}.metric", f"no reward of that name; there are {known}"
     if d.band is not None and not d.band[0] < d.band[1]:
-        yield Problem(f"{where}.band", "expected [low, high] with low below high, such as [0.1, 0.9]", d.band)
-    if d.mode != "filter" and d.oversample is not None:
-        yield Problem(f"{where}.oversample", f"mode: {d.mode} never dispatches more than P; take it out", d.oversample)
+        yield f"{where}.band", "expected [low, high] with low below high, such as [0.1, 0.9]"
     if d.mode == "filter" and d.cap.groups is not None and d.oversample is not None and d.oversample > d.cap.groups:
-        yield Problem(
-            f"{where}.oversample",
-            f"the first dispatch alone passes cap.groups = {d.cap.groups:g}",
-            d.oversample,
-        )
+        yield f"{where}.oversample", f"the first dispatch alone passes cap.groups = {d.cap.groups:g}"
     smallest = r.rollout.prompts_per_step * r.rollout.group_size
     if d.mode == "filter" and d.cap.tokens is not None and d.cap.tokens < smallest:
-        yield Problem(
-            f"{where}.cap.tokens",
-            f"is less than one token for each of the {smallest} responses of a step",
-            d.cap.tokens,
-        )
-    if d.keep is not None and d.band is not None:
-        yield Problem(f"{where}.band", "is not read when `keep` names a rule of yours; take one of them out", d.band)
+        yield f"{where}.cap.tokens", f"is less than one token for each of the {smallest} responses of a step"
 
 
-def _length(r: Recipe) -> Iterator[Problem]:
+def _length(r: Recipe) -> Broken:
     punishment, limit = r.algorithm.overlong_punishment, r.rollout.max_response_tokens
     if not punishment.enabled:
         return
     where = "algorithm.overlong_punishment"
     longest, cache = penalty_interval(r)
     if cache > longest:
-        yield Problem(
+        yield (
             f"{where}.cache_length",
             f"the penalty grows over the last cache_length tokens before Lmax = {longest}, so it must be at most "
             f"{longest}; null takes a fifth ({max(1, longest // 5)})",
-            cache,
         )
     elif longest - cache >= limit:
-        yield Problem(
+        yield (
             f"{where}.max_length",
             f"the penalty starts above {longest - cache} tokens ({longest} - {cache}) and responses end at "
             f"rollout.max_response_tokens = {limit}: it never applies. Set max_length: null, or enabled: false",
-            longest,
         )
 
 
-def _scaling(r: Recipe) -> Iterator[Problem]:
+def _scaling(r: Recipe) -> Broken:
     s = r.algorithm.reward_scaling
     if not s.enabled:
         return
     where = "algorithm.reward_scaling"
     if s.source_min >= s.source_max:
-        yield Problem(
-            f"{where}.source_max",
-            f"must be above source_min = {s.source_min:g}: the map divides by their difference",
-            s.source_max,
-        )
+        yield f"{where}.source_max", f"must be above source_min = {s.source_min:g}: the map divides by their difference"
     if s.target_min == s.target_max:
-        yield Problem(f"{where}.target_max", f"equals target_min: every reward becomes {s.target_max:g}", s.target_max)
+        yield f"{where}.target_max", f"equals target_min: every reward becomes {s.target_max:g}"
     elif s.target_min > s.target_max:
-        yield Problem(
-            f"{where}.target_max",
-            f"is below target_min = {s.target_min:g}: right answers would be punished",
-            s.target_max,
-        )
+        yield f"{where}.target_max", f"is below target_min = {s.target_min:g}: right answers would be punished"
     found = overflow(r, functions=False)
     if found is not None and s.source_min < s.source_max:
         fits = fitting(r, overflow(r, functions=True) or found)
-        yield Problem(
+        yield (
             where,
             f"clamps the weighted sum of the rewards to {s.source_min:g} .. {s.source_max:g}, and the weights "
             f"({weights_said(r.rewards)}) let that of {found.source} run from {found.low:g} to {found.high:g}: what is "
@@ -202,34 +155,29 @@ def _scaling(r: Recipe) -> Iterator[Problem]:
         )
 
 
-def _sampling(r: Recipe) -> Iterator[Problem]:
+def _sampling(r: Recipe) -> Broken:
     rollout = r.rollout
     if ratio_against(r) != "learner":
         for name, value, neutral in (("top_p", rollout.top_p, 1.0), ("top_k", rollout.top_k, 0)):
             if value != neutral:
-                yield Problem(
+                yield (
                     f"rollout.{name}",
                     f"cuts and renormalises the sampler's probabilities, so a ratio against them is biased; set "
                     f"rollout.{name}={neutral:g} or algorithm.old_logprobs=learner",
-                    value,
                 )
     if r.algorithm.loss.penalises_distance and ratio_against(r) != "learner" and not _exact_sampler(r):
-        yield Problem(
+        yield (
             "algorithm.old_logprobs",
             f"cannot be used with loss.kind: {r.algorithm.loss.kind} here: engine and learner round differently, and "
             "the penalty abs(log r) takes the sign of that difference for a direction; set "
             "algorithm.old_logprobs=learner or auto",
-            r.algorithm.old_logprobs,
         )
     if ratio_against(r) == "sampler" and r.algorithm.correction.kind not in ("auto", "none", "mask_off_policy"):
-        yield Problem(
-            "algorithm.correction.kind",
-            "corrects the gap between learner and sampler, which needs algorithm.old_logprobs=learner",
-            r.algorithm.correction.kind,
-        )
+        gap = "corrects the gap between learner and sampler, which needs algorithm.old_logprobs=learner"
+        yield "algorithm.correction.kind", gap
     correction = r.algorithm.correction
     if isinstance(correction, Mask) and correction.floor >= correction.cap:
-        yield Problem("algorithm.correction.floor", f"must be below cap = {correction.cap:g}", correction.floor)
+        yield "algorithm.correction.floor", f"must be below cap = {correction.cap:g}"
 
 
 OF_THE_ENGINE = {
@@ -260,54 +208,39 @@ _ONE = re.compile(r"(data|pipeline|(prefill|decode)_context)_parallel_size|nnode
 _ELSEWHERE = re.compile(r"data_parallel_(?!size)\w+|node_rank|master_(addr|port)|headless")
 
 
-def _engine(r: Recipe) -> Iterator[Problem]:
-    rollout, kind = r.rollout, engine_kind(r)
+def _engine(r: Recipe) -> Broken:
+    rollout, kind = r.rollout, Deployment(r).engine
     if kind == "vllm" and re.fullmatch(r"cuda:0*[1-9]\d*", r.model.device):
-        yield Problem(
+        yield (
             "model.device",
             "vLLM in the trainer's process computes on the first device that it sees, and the learner would sit on "
             f"another: set model.device=cuda and CUDA_VISIBLE_DEVICES={r.model.device.partition(':')[2]}",
-            r.model.device,
         )
     if rollout.embedded.cuda_graphs and kind != "embedded":
-        move = f"asks for graphs of the embedded engine, and rollout.engine is {rollout.engine}; take it out"
-        yield Problem("rollout.embedded.cuda_graphs", move, True)
+        other = f"rollout.engine is {rollout.engine}"
+        yield "rollout.embedded.cuda_graphs", f"asks for graphs of the embedded engine, and {other}; take it out"
     elif rollout.embedded.cuda_graphs and r.model.device == "cpu":
         move = "asks for CUDA graphs, and model.device is cpu; take it out, and a GPU gets them anyway"
-        yield Problem("rollout.embedded.cuda_graphs", move, True)
-    yield from _eight_bits(r)
-    if kind in ("vllm", "vllm_server"):
-        for path, value in (
-            ("rollout.temperature", rollout.temperature),
-            ("validation.temperature", r.validation.temperature),
-        ):
-            if not 0.01 <= value <= 2:
-                move = "vLLM knows temperatures from 0.01 to 2; change it, or set rollout.engine: embedded"
-                yield Problem(path, move, value)
-    for name, value in rollout.vllm.engine_args.items():
-        if name in OF_THE_ENGINE:
-            yield Problem(f"rollout.vllm.engine_args.{name}", f"set {OF_THE_ENGINE[name]} instead", value)
-        if name in _FIXED:
-            move = f"is fixed here as {_FIXED[name]}; take it out"
-            yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
-        if (_ONE.fullmatch(name) and value not in (None, 1)) or (_ELSEWHERE.fullmatch(name) and value):
-            move = (
-                "does not work with vLLM in the trainer's process; take it out (for several devices there is "
-                "rollout.vllm.tensor_parallel_size)"
-            )
-            yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
-
-
-def _eight_bits(r: Recipe) -> Iterator[Problem]:
-    path = "rollout.vllm.kv_cache_dtype"
-    if not keeps_8_bits(r):
-        return
-    if correction_kind(r) in ("none", "report"):
-        move = (
+        yield "rollout.embedded.cuda_graphs", move
+    if Deployment(r).keeps_8_bits and correction_kind(r) in ("none", "report"):
+        yield (
+            "rollout.vllm.kv_cache_dtype",
             "the engine samples from other probabilities than the learner computes, and nothing corrects it: set "
-            "algorithm.old_logprobs=learner and algorithm.correction.kind=truncate, or take this out"
+            "algorithm.old_logprobs=learner and algorithm.correction.kind=truncate, or take this out",
         )
-        yield Problem(path, move, "fp8")
+    for section in ("rollout", "validation") if kind in ("vllm", "vllm_server") else ():
+        if not 0.01 <= getattr(r, section).temperature <= 2:
+            move = "vLLM knows temperatures from 0.01 to 2; change it, or set rollout.engine: embedded"
+            yield f"{section}.temperature", move
+    for name, value in rollout.vllm.engine_args.items():
+        key = f"rollout.vllm.engine_args.{name}"
+        if name in OF_THE_ENGINE:
+            yield key, f"set {OF_THE_ENGINE[name]} instead"
+        if name in _FIXED:
+            yield key, f"is fixed here as {_FIXED[name]}; take it out"
+        if (_ONE.fullmatch(name) and value not in (None, 1)) or (_ELSEWHERE.fullmatch(name) and value):
+            several = "for several devices there is rollout.vllm.tensor_parallel_size"
+            yield key, f"does not work with vLLM in the trainer's process; take it out ({several})"
 
 
 def long_warmup(section: str, warmup: int, total: int, rate: float, of: str = "steps") -> str | None:
@@ -337,57 +270,50 @@ def schedule_steps(r: Recipe) -> int:
     return r.trainer.steps * (per_step if r.learner.schedule_unit == "optimizer" else 1)
 
 
-def _learner(r: Recipe) -> Iterator[Problem]:
+def _learner(r: Recipe) -> Broken:
     learner = r.learner
     for n, beta in enumerate(learner.betas):
         if not 0 <= beta < 1:
-            yield Problem("learner.betas", f"number {n} must lie in [0, 1)", learner.betas)
+            yield "learner.betas", f"number {n} must lie in [0, 1)"
             break
     if learner.schedule != "constant" and learner.warmup >= schedule_steps(r) > 0:
         steps = f"{schedule_steps(r)} steps (trainer.steps = {r.trainer.steps})"
-        yield Problem(
-            "learner.warmup",
-            f"the run ends after {steps}, so the {learner.schedule} schedule never starts",
-            learner.warmup,
-        )
+        yield "learner.warmup", f"the run ends after {steps}, so the {learner.schedule} schedule never starts"
     if re.fullmatch(r"mps(:\d+)?", r.model.device):
-        yield Problem("model.device", f"Apple's GPU is not supported: {NO_MPS}", r.model.device)
+        yield "model.device", f"Apple's GPU is not supported: {NO_MPS}"
     elif not re.fullmatch(r"auto|cpu|cuda(:\d+)?", r.model.device):
-        yield Problem("model.device", "expected `auto`, `cpu`, `cuda` or `cuda:N`", r.model.device)
+        yield "model.device", "expected `auto`, `cpu`, `cuda` or `cuda:N`"
 
 
 RECORDING = ("embedded", "vllm")
 """Engines that can give the experts of each token."""
 
 
-def _experts(r: Recipe) -> Iterator[Problem]:
+def _experts(r: Recipe) -> Broken:
     """Refuse routers that have nothing to repeat."""
     replay, key = r.learner.router_replay, "learner.router_replay"
     if replay == "off":
         return
     if r.run.stage == "sft":
-        yield Problem(key, "repeats what a rollout chose, and supervised training has none; set it off", replay)
-    elif replay == "sampler" and engine_kind(r) not in RECORDING:
-        yield Problem(
+        yield key, "repeats what a rollout chose, and supervised training has none; set it off"
+    elif replay == "sampler" and Deployment(r).engine not in RECORDING:
+        yield (
             key,
             f"needs the experts of each token, which rollout.engine = {r.rollout.engine} does not give; set "
             f"rollout.engine to {' or '.join(RECORDING)}, or {key}: learner",
-            replay,
         )
     elif replay == "learner" and ratio_against(r) != "learner":
-        yield Problem(
+        yield (
             key,
             "repeats the passes that compute the old log-probabilities, and this run takes those of the engine; set "
             f"algorithm.old_logprobs: learner, or {key}: sampler",
-            replay,
         )
     elif replay == "learner" and _rows_move(r):
-        yield Problem(
+        yield (
             key,
             f"keeps choices on the rank that made them, and with learner.epochs_per_rollout = "
             f"{r.learner.epochs_per_rollout} and several minibatches later passes take rows to other ranks; set "
             f"learner.minibatch_prompts: null, or {key}: sampler",
-            replay,
         )
 
 
@@ -397,32 +323,30 @@ def _rows_move(r: Recipe) -> bool:
     return r.learner.ranks > 1 and r.learner.epochs_per_rollout > 1 and several
 
 
-def _names(r: Recipe) -> Iterator[Problem]:
+def _names(r: Recipe) -> Broken:
     name = r.run.name
     if not name.strip() or "/" in name or name in (".", ".."):
-        yield Problem("run.name", "names one folder inside run.dir; put the path into run.dir", name)
+        yield "run.name", "names one folder inside run.dir; put the path into run.dir"
     elif not name.isprintable():
-        yield Problem("run.name", "holds a character that cannot be seen; use letters, digits, `-` and `_`", name)
+        yield "run.name", "holds a character that cannot be seen; use letters, digits, `-` and `_`"
     elif name[0] in ".-":
-        yield Problem("run.name", "begins with a dot (a hidden folder) or a dash (an option); use another", name)
+        yield "run.name", "begins with a dot (a hidden folder) or a dash (an option); use another"
     elif len(name.encode()) > _LONGEST_NAME:
-        yield Problem("run.name", f"is {len(name.encode())} bytes long; a folder takes {_LONGEST_NAME}", name)
+        yield "run.name", f"is {len(name.encode())} bytes long; a folder takes {_LONGEST_NAME}"
     if not r.run.dir.strip() or not r.run.dir.isprintable():
-        yield Problem("run.dir", "expected the path of a folder, without characters that cannot be seen", r.run.dir)
+        yield "run.dir", "expected the path of a folder, without characters that cannot be seen"
 
 
-def _trackers(r: Recipe) -> Iterator[Problem]:
-    if r.logging.also and not r.logging.trackers:
-        yield Problem("logging.also", "names numbers of trackers; set logging.trackers, or take it out", r.logging.also)
+def _trackers(r: Recipe) -> Broken:
     kinds = [tracker.kind for tracker in r.logging.trackers]
     for n, tracker in enumerate(r.logging.trackers):
         if tracker.kind in kinds[:n]:
-            yield Problem(f"logging.trackers.{n}", "is named twice; take one of them out", tracker.kind)
+            yield f"logging.trackers.{n}.kind", "is named twice; take one of them out"
         if r.logging.also and tracker.kind not in ("tensorboard", "wandb", "mlflow", "trackio"):
-            move = f"is for trackers by name, and {tracker.kind} gets the numbers as they are; compute them in it"
-            yield Problem("logging.also", move, r.logging.also)
+            own = f"{tracker.kind} gets the numbers as they are; compute them in it"
+            yield "logging.also", f"is for trackers by name, and {own}"
         if tracker.project is not None and tracker.kind not in ("wandb", "mlflow", "trackio"):
-            yield Problem(f"logging.trackers.{n}.project", f"{tracker.kind} has no projects", tracker.project)
+            yield f"logging.trackers.{n}.project", f"{tracker.kind} has no projects"
 
 
 _LONGEST_NAME = 200
@@ -431,55 +355,21 @@ _MOST_RESPONSES = 4_194_304
 """Of a step, all in memory."""
 
 
-def _counts(r: Recipe) -> Iterator[Problem]:
+def _counts(r: Recipe) -> Broken:
     rollout = r.rollout
     if rollout.prompts_per_step * rollout.group_size > _MOST_RESPONSES:
-        count = f"{rollout.prompts_per_step:,} x {rollout.group_size:,}"
-        yield Problem(
-            "rollout.group_size",
-            f"makes {count} responses a step, more than the {_MOST_RESPONSES:,} that a step may have",
-            rollout.group_size,
-        )
+        count = f"{rollout.prompts_per_step:,} x {rollout.group_size:,} responses a step"
+        yield "rollout.group_size", f"makes {count}, more than the {_MOST_RESPONSES:,} that a step may have"
     for n, token in enumerate(rollout.stop_token_ids or []):
         if token < 0:
-            yield Problem("rollout.stop_token_ids", f"number {n} is {token}; token ids begin at 0", token)
+            yield "rollout.stop_token_ids", f"number {n} is {token}; token ids begin at 0"
     if rollout.stop_token_ids == []:
-        yield Problem(
-            "rollout.stop_token_ids",
-            "is empty, so every response would run to the limit; name the tokens, or null for the model's own",
-            [],
-        )
+        move = "name the tokens, or null for the model's own"
+        yield "rollout.stop_token_ids", f"is empty, so every response would run to the limit; {move}"
     for n, text in enumerate(rollout.stop):
         if not text or text in rollout.stop[:n]:
-            yield Problem(f"rollout.stop.{n}", "is empty" if not text else "stands there twice", text)
-    if rollout.include_stop_str_in_output and not rollout.stop:
-        yield Problem("rollout.include_stop_str_in_output", "is only read with stop strings (rollout.stop)", True)
+            yield f"rollout.stop.{n}", "is empty" if not text else "stands there twice"
 
 
-_CHECKS = (
-    _names,
-    _trackers,
-    _counts,
-    _batch,
-    check_loss,
-    _group,
-    _dynamic_sampling,
-    _length,
-    _scaling,
-    check_rewards,
-    check_programs,
-    check_data,
-    check_environment,
-    _sampling,
-    _engine,
-    check_pool,
-    check_transfer,
-    _learner,
-    _experts,
-    check_staleness,
-    check_ranks,
-    check_stopping,
-    check_slurm,
-    check_gpus,
-    check_sft,
-)
+_OF_THE_ALGORITHM = (_batch, _group, _dynamic_sampling, _length, _scaling, _sampling)
+RULES = (_names, _trackers, _counts, *_OF_THE_ALGORITHM, _engine, _learner, _experts)

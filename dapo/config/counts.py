@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
 from dapo.config.check_slurm import gpus_per_option
-from dapo.config.deployment import engine_devices, engine_kind, is_colocated, overlaps
-from dapo.config.problems import Problem
+from dapo.config.deployment import Deployment, deployment_of
+from dapo.config.problems import Broken, Problem
 from dapo.config.schema import Recipe
+from dapo.config.settings import value_at
 from dapo.system import gpu_count
 
 _RANKS, _ENGINES = "learner.ranks", "rollout.engines"
@@ -22,15 +23,15 @@ def count_auto(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]
     ``cluster.gpus_per_node``, and otherwise those of this machine count. Without any GPU the number is 1. Ranks and
     engines that take turns share all of them; where they work at the same time one takes what the other leaves.
     """
-    asked = [key for key in (_RANKS, _ENGINES) if _at(given, key) == "auto"]
+    asked = [key for key in (_RANKS, _ENGINES) if value_at(given, key) == "auto"]
     if not asked:
         return dict(given), []
     total = _total(given)
     if total is None:
         move = "counts the GPUs of a cluster: give cluster.nodes and cluster.gpus_per_node, or a number here"
         return _filled(given, dict.fromkeys(asked, 1)), [Problem(key, move, "auto") for key in asked]
-    width = _number(given, "rollout.vllm.tensor_parallel_size") if _at(given, "rollout.engine") == "vllm" else 1
-    engine = str(_at(given, "rollout.engine") or "embedded")
+    engine = str(value_at(given, "rollout.engine") or "embedded")
+    width = _number(given, "rollout.vllm.tensor_parallel_size") if engine == "vllm" else 1
     one = engine == "vllm_server" or ":" in engine  # servers are counted by their addresses
     apart = _number(given, "rollout.max_staleness", 0) > 0 and not one
     if apart and len(asked) == 2:
@@ -54,23 +55,21 @@ def gpus_used(recipe: Recipe) -> int:
     """Return how many GPUs ranks and engines of a recipe take; servers are not counted."""
     if recipe.model.device == "cpu":
         return 0
-    ranks = recipe.learner.ranks
-    if recipe.run.stage == "sft" or engine_kind(recipe) in ("vllm_server", "own"):
-        return ranks
-    engines = recipe.rollout.engines * engine_devices(recipe)
-    cluster = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
-    shared = is_colocated(recipe) if cluster else not overlaps(recipe)
-    return max(ranks, engines) if shared else ranks + engines
+    found = deployment_of(recipe)
+    engines = found.engines * found.engine_devices
+    if found.kind in ("none", "vllm_server", "own"):
+        return found.ranks
+    return found.ranks + engines if found.engines_apart else max(found.ranks, engines)
 
 
-def check_gpus(recipe: Recipe) -> Iterator[Problem]:
+def check_gpus(recipe: Recipe) -> Broken:
     """Yield a problem if a job reserves GPUs that the recipe does not use.
 
     A server in the job, and lines of ``slurm.setup`` that may start one, have use of their own for them.
     """
     slurm = recipe.slurm
     each = gpus_per_option(slurm.options)
-    if not each or slurm.setup or engine_kind(recipe) == "vllm_server":
+    if not each or slurm.setup or Deployment(recipe).engine == "vllm_server":
         return
     total, used = slurm.nodes * each, gpus_used(recipe)
     if used < total:
@@ -81,32 +80,25 @@ def check_gpus(recipe: Recipe) -> Iterator[Problem]:
         )
         if recipe.model.device == "cpu":
             move = f"reserves {total} GPUs{many}, and model.device is cpu: take it out, or set model.device: auto"
-        yield Problem("slurm.options.gpus-per-node", move, slurm.options["gpus-per-node"])
+        yield "slurm.options.gpus-per-node", move
 
 
 def _total(given: Mapping[str, Any]) -> int | None:
     """Return the GPUs of the job, the cluster or this machine; None: a cluster of which too little is said."""
-    if _at(given, "model.device") == "cpu":
+    if value_at(given, "model.device") == "cpu":
         return 1
-    options = _at(given, "slurm.options")
+    options = value_at(given, "slurm.options")
     if each := gpus_per_option(options if isinstance(options, Mapping) else {}):
         return _number(given, "slurm.nodes") * each
-    if _at(given, "launch.backend") == "ray" or _number(given, "slurm.nodes") > 1:
-        nodes, gpus = _at(given, "cluster.nodes"), _at(given, "cluster.gpus_per_node")
+    if value_at(given, "launch.backend") == "ray" or _number(given, "slurm.nodes") > 1:
+        nodes, gpus = value_at(given, "cluster.nodes"), value_at(given, "cluster.gpus_per_node")
         return nodes * gpus if isinstance(nodes, int) and isinstance(gpus, int) and nodes * gpus > 0 else None
     return max(1, gpu_count())
 
 
-def _at(given: Mapping[str, Any], path: str) -> Any:
-    here: Any = given
-    for name in path.split("."):
-        here = here.get(name) if isinstance(here, Mapping) else None
-    return here
-
-
 def _number(given: Mapping[str, Any], path: str, otherwise: int = 1) -> int:
     """Return a whole number; ``otherwise`` for anything else, which is refused later."""
-    found = _at(given, path)
+    found = value_at(given, path)
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else otherwise
 
 

@@ -1,271 +1,296 @@
-"""Answer from a recipe alone where its learner and engines run, and refuse combinations that cannot work.
+"""Decide from a recipe where the parts of a run are: the learner, the engines, and how weights get between them.
 
-The checks of a recipe need these answers before anything is made. ``dapo.run.deployment`` collects them into one value.
+driver (the loop) --turns--> engines      here: in the driver's process, one engine
+    |                           ^         threads: clients of servers; processes: of this machine; ray: of a cluster
+    | rows                      | weights, by the route
+    v                           |
+  learner ----------------------+         here: in the driver's process; apart: in its own; ranks: in several
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
-from dapo.config.section import MOST_MANY
-from dapo.words import divisors
+from dapo.words import counted
 
 if TYPE_CHECKING:  # numpy comes with it
     from dapo.types.batch import Route
 
 EngineKind = Literal["embedded", "generate", "vllm", "vllm_server", "own"]
 LearnerPlace = Literal["here", "apart", "ranks"]
+Transport = Literal["here", "threads", "processes", "ray"]
+
+_PLACES: dict[Transport, str] = {
+    "here": "in this process",
+    "threads": "that run as servers",
+    "processes": "in processes of this machine",
+    "ray": "on a Ray cluster",
+}
 
 
-def engine_kind(recipe: Recipe) -> EngineKind:
-    """Return the kind of ``rollout.engine``; ``own`` is a class of the user, ``package.module:Class``."""
-    engine = recipe.rollout.engine
-    return "own" if ":" in engine else cast(EngineKind, engine)
+@dataclass(frozen=True)
+class Deployment:
+    """Places of the parts of one run, and what follows from them. ``deployment_of`` makes that of a recipe's stage.
 
-
-def sends_adapter(recipe: Recipe) -> bool:
-    """Return whether engines get an adapter by itself, and not merged into the weights."""
-    lora = recipe.model.lora
-    if lora.rank is None or lora.merge is not None:
-        return lora.rank is not None and lora.merge is False
-    return engine_kind(recipe) == "vllm" and recipe.model.dtype == "bfloat16" and not lora.modules_to_save
-
-
-def overlaps(recipe: Recipe) -> bool:
-    """Return whether engines generate while the learner works."""
-    return recipe.rollout.max_staleness > 0
-
-
-def learner_place(recipe: Recipe) -> LearnerPlace:
-    """Return where a learner that trains runs.
-
-    ``here``: in the process of the program. ``apart``: in a process of its own, because the program hands out the turns
-    of engines that work at the same time. ``ranks``: in several processes, ``learner.ranks``.
+    Attributes:
+        recipe: of the run.
+        engine_given: the caller made the engine, which may compute with the learner's tensors.
+        training: False: nothing is learned, so nothing has to wait for the learner.
+        supervised: no engine generates.
     """
-    if recipe.learner.ranks > 1:
-        return "ranks"
-    return "apart" if overlaps(recipe) else "here"
+
+    recipe: Recipe
+    engine_given: bool = False
+    training: bool = True
+    supervised: bool = False
+
+    @property
+    def engine(self) -> EngineKind:
+        """The kind that ``rollout.engine`` names; ``own`` is a class of the user, ``package.module:Class``."""
+        engine = self.recipe.rollout.engine
+        return "own" if ":" in engine else cast(EngineKind, engine)
+
+    @property
+    def kind(self) -> EngineKind | Literal["given", "none"]:
+        """The kind of the engine that generates. given: an object of the caller; none: a supervised run."""
+        return "none" if self.supervised else "given" if self.engine_given else self.engine
+
+    @property
+    def staleness(self) -> int:
+        """Versions of weights that generation may be behind. 0: learner and engines take turns."""
+        return 0 if self.supervised else self.recipe.rollout.max_staleness
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether engines generate while the learner works."""
+        return self.staleness > 0
+
+    @property
+    def overlap_turns(self) -> int | None:
+        """Turns of generation beside a learning step; None: until that step ends."""
+        return self.recipe.rollout.overlap_turns
+
+    @property
+    def by_the_clock(self) -> bool:
+        """Whether the wall clock decides how far generation gets beside learning."""
+        return self.overlaps and self.overlap_turns is None
+
+    @property
+    def learner(self) -> LearnerPlace:
+        """The place of a learner that trains.
+
+        ``here``: in the process of the program. ``apart``: in a process of its own, because the program hands out the
+        turns of engines that work at the same time. ``ranks``: in several processes, ``learner.ranks``.
+        """
+        if self.ranks > 1:
+            return "ranks"
+        return "apart" if self.overlaps and self.training and not self.engine_given else "here"
+
+    @property
+    def ranks(self) -> int:
+        """Processes that the learner is spread over."""
+        return self.recipe.learner.ranks
+
+    @property
+    def shards(self) -> int:
+        """Parts that each copy of the model is cut into."""
+        return self.ranks // self.recipe.learner.replicas
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether a learner that is not here is on a Ray cluster, and not on this machine."""
+        return self.recipe.launch.backend == "ray" and not self.supervised
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of vLLM servers; other engines have none."""
+        url = self.recipe.rollout.server.url
+        if self.kind != "vllm_server" or url is None:
+            return ()
+        return (url,) if isinstance(url, str) else tuple(url)
+
+    @property
+    def engines(self) -> int:
+        """The number of engines."""
+        if self.kind == "vllm_server":
+            return max(1, len(self.urls))
+        return {"none": 0, "given": 1}.get(self.kind, self.recipe.rollout.engines)
+
+    @property
+    def slots(self) -> tuple[int | None, ...]:
+        """Responses that decode at once, one number an engine; None: the engine chooses."""
+        slots = self.recipe.rollout.slots if self.kind == self.engine else None
+        return tuple(slots) if isinstance(slots, list) else (slots,) * self.engines
+
+    @property
+    def engine_devices(self) -> int:
+        """Devices that one engine uses, if the machine has devices."""
+        return self.recipe.rollout.vllm.tensor_parallel_size if self.kind == "vllm" else 1
+
+    @property
+    def keeps_8_bits(self) -> bool:
+        """Whether the engine keeps keys and values in 8 bits."""
+        return self.kind == "vllm" and self.recipe.rollout.vllm.kv_cache_dtype == "fp8"
+
+    @property
+    def engines_on_ray(self) -> bool:
+        """Whether engines run on a Ray cluster; servers and an engine of the user do not."""
+        return self.on_ray and self.engine in ("embedded", "generate", "vllm")
+
+    @property
+    def _pool_asked(self) -> bool:
+        """Whether the recipe's own engines are a pool: several of them, or one that is elsewhere and no server."""
+        several = len(self.urls) if self.engine == "vllm_server" else self.recipe.rollout.engines
+        return several > 1 or ((self.overlaps or self.engines_on_ray) and self.engine != "vllm_server")
+
+    @property
+    def pool(self) -> bool:
+        """Whether the driver hands out turns to a pool of engines, instead of one engine of its own process."""
+        return self._pool_asked and self.kind not in ("given", "none")
+
+    @property
+    def transport(self) -> Transport:
+        """How the driver reaches the engines."""
+        if not self.pool:
+            return "here"
+        return "threads" if self.kind == "vllm_server" else "ray" if self.engines_on_ray else "processes"
+
+    @property
+    def turn_steps(self) -> int:
+        """Decode steps of a turn of a pool."""
+        return self.recipe.rollout.turn_steps
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether engines of a pool take turns of equal length, so that a run repeats its digits.
+
+        By default they do if they repeat their digits and no clock hands out turns.
+        """
+        asked, repeats = self.recipe.rollout.lockstep, self.engine in ("embedded", "generate")
+        return self.pool and (repeats and not self.by_the_clock if asked is None else asked)
+
+    @property
+    def route(self) -> Route:
+        """How weights reach the engines; shared: the engine finds the learner's tensors in this process."""
+        if self.learner == "here":
+            travel = not self.supervised and (self._pool_asked or self.engine == "vllm_server")
+            return "folder" if travel else "shared"
+        asked = self.recipe.rollout.weight_transfer
+        return "folder" if asked == "auto" or self.supervised else asked
+
+    @property
+    def sends_adapter(self) -> bool:
+        """Whether engines get an adapter by itself, and not merged into the weights."""
+        lora = self.recipe.model.lora
+        if lora.rank is None or lora.merge is not None:
+            return lora.rank is not None and lora.merge is False
+        return self.engine == "vllm" and self.recipe.model.dtype == "bfloat16" and not lora.modules_to_save
+
+    @property
+    def shares_places(self) -> bool:
+        """Whether ranks and engines of a Ray cluster may share places (``cluster.colocate``)."""
+        asked = self.recipe.cluster.colocate
+        return not self.overlaps if asked is None else asked
+
+    @property
+    def colocated(self) -> bool:
+        """Whether ranks and engines share places on a Ray cluster."""
+        return self.transport == "ray" and self.learner == "ranks" and self.shares_places
+
+    @property
+    def several_machines(self) -> bool:
+        """Whether the run may span machines."""
+        return self.recipe.launch.backend == "ray" or self.recipe.slurm.nodes > 1
+
+    @property
+    def engines_apart(self) -> bool:
+        """Whether engines have devices that no rank has: servers, those that work beside the learner, and on several
+        machines those that share no places with ranks."""
+        elsewhere = self.overlaps or self.kind == "vllm_server"
+        return elsewhere or (self.several_machines and not self.shares_places)
+
+    @property
+    def model_here(self) -> bool:
+        """Whether the driver's process loads the model, for its learner or for its one engine that computes with it."""
+        return self.learner == "here" or (self.kind in ("embedded", "given") and not self.pool)
+
+    @property
+    def environments(self) -> int:
+        """Hosts of a Ray cluster that play environments, as many as there are engines unless the recipe says; 0:
+        workers of this machine do, or none."""
+        settings = self.recipe.environment
+        if not self.on_ray or settings.kind is None:
+            return 0
+        return settings.workers or self.recipe.run.reward_workers or self.engines
+
+    @property
+    def learner_hosts(self) -> list[str]:
+        """The names of the learner's processes; none if it is in the driver's."""
+        return {"here": [], "apart": ["learner"], "ranks": [f"rank-{n}" for n in range(self.ranks)]}[self.learner]
+
+    @property
+    def engine_hosts(self) -> list[str]:
+        """The names of the engines that have a process of their own."""
+        return [f"engine-{n}" for n in range(self.engines)] if self.transport in ("processes", "ray") else []
+
+    @property
+    def environment_hosts(self) -> list[str]:
+        """The names of the hosts that play environments on a Ray cluster."""
+        return [f"environment-{n}" for n in range(self.environments)]
+
+    def pool_line(self) -> str:
+        """Return how the engines of a pool work together; "" without a pool."""
+        if not self.pool:
+            return ""
+        how = "in lockstep: repeatable" if self.lockstep else "each at its own pace: not repeatable"
+        if self.transport == "threads":
+            where = "servers"
+        elif self.transport == "ray":
+            where = "engine on a Ray cluster" if self.engines == 1 else "engines on a Ray cluster"
+        else:
+            where = "engine in a process of its own" if self.engines == 1 else "engines in processes of this machine"
+        return f"{self.engines} {where}, turns of {self.turn_steps} decode steps, {how}"
+
+    def lines(self) -> list[str]:
+        """Return the sentences that ``dapo check`` prints: learner, engines, weights, order and devices."""
+        learner = {
+            "here": "in this process",
+            "apart": f"in a process of its own{' on a Ray cluster' if self.on_ray else ''}",
+            "ranks": f"{self.ranks} ranks {_PLACES['ray' if self.on_ray else 'processes']}",
+        }[self.learner]
+        if self.kind == "none":
+            return [f"learner: {learner}; no engine generates"]
+        engine = f"{self.kind}, in this process"
+        if self.kind == "given":
+            engine = "an object of the program, in this process"
+        elif self.pool:
+            engine = f"{self.kind}, {self.pool_line()}"
+        elif self.urls:
+            engine = f"{self.kind}, one server"
+        if self.learner == "here" and self.route == "shared":
+            weights = "copied within this process" if self.kind == "vllm" else "the learner's own tensors, not copied"
+        else:
+            weights = f"sent by {self.route.replace('_', ' ')}"
+        order = "learner and engines take turns"
+        if self.overlaps:
+            until = "until the learning step ends: not repeatable"
+            if self.overlap_turns is not None:
+                until = f"for {counted(self.overlap_turns, 'turn')} in each step"
+            order = f"engines generate while the learner works, at most {self.staleness} versions behind, {until}"
+        lines = [f"learner: {learner}", f"engine: {engine}", f"weights: {weights}", f"order: {order}"]
+        if self.engine_devices > 1:
+            lines.append(f"devices: {self.engine_devices} for each engine")
+        if self.colocated:
+            width = self.engine_devices
+            shared = "rank n and engine n share one" if width == 1 else f"{width} ranks and an engine share {width}"
+            lines.append(f"devices: {shared}")
+        if self.environments:
+            lines.append(f"environments: {counted(self.environments, 'actor')} on the Ray cluster")
+        return lines
 
 
-def server_urls(recipe: Recipe) -> list[str]:
-    """Return the addresses of vLLM servers; other engines have none."""
-    url = recipe.rollout.server.url
-    if engine_kind(recipe) != "vllm_server" or url is None:
-        return []
-    return [url] if isinstance(url, str) else list(url)
-
-
-def engine_count(recipe: Recipe) -> int:
-    """Return the number of engines."""
-    return max(1, len(server_urls(recipe))) if engine_kind(recipe) == "vllm_server" else recipe.rollout.engines
-
-
-def is_pool(recipe: Recipe) -> bool:
-    """Return whether a pool of engines generates, instead of one engine of the program's own process.
-
-    A single engine that overlaps with the learner or runs on a Ray cluster is a pool of one, unless it is a server.
-    """
-    apart = overlaps(recipe) or engines_on_ray(recipe) > 0
-    return engine_count(recipe) > 1 or (apart and engine_kind(recipe) != "vllm_server")
-
-
-def engines_on_ray(recipe: Recipe) -> int:
-    """Return the number of engines that run on a Ray cluster; servers and an engine of the user do not."""
-    placed = recipe.launch.backend == "ray" and engine_kind(recipe) in ("embedded", "generate", "vllm")
-    return recipe.rollout.engines if placed else 0
-
-
-def engine_devices(recipe: Recipe) -> int:
-    """Return the number of devices that one engine uses, if the machine has devices."""
-    return recipe.rollout.vllm.tensor_parallel_size if engine_kind(recipe) == "vllm" else 1
-
-
-def keeps_8_bits(recipe: Recipe) -> bool:
-    """Return whether the engine keeps keys and values in 8 bits."""
-    return engine_kind(recipe) == "vllm" and recipe.rollout.vllm.kv_cache_dtype == "fp8"
-
-
-def is_colocated(recipe: Recipe) -> bool:
-    """Return whether ranks and engines share places on a Ray cluster (``cluster.colocate``)."""
-    asked = recipe.cluster.colocate
-    return not overlaps(recipe) if asked is None else asked
-
-
-def engine_slots(recipe: Recipe) -> list[int | None]:
-    """Return how many responses each engine decodes at once; None: the engine chooses."""
-    slots = recipe.rollout.slots
-    return list(slots) if isinstance(slots, list) else [slots] * engine_count(recipe)
-
-
-def is_by_the_clock(recipe: Recipe) -> bool:
-    """Return whether the wall clock decides how far generation gets beside learning."""
-    return overlaps(recipe) and recipe.rollout.overlap_turns is None
-
-
-def is_lockstep(recipe: Recipe) -> bool:
-    """Return ``rollout.lockstep``; by default it is on if engines repeat their digits and no clock hands out turns."""
-    rollout = recipe.rollout
-    if rollout.lockstep is not None:
-        return rollout.lockstep
-    return engine_kind(recipe) in ("embedded", "generate") and not is_by_the_clock(recipe)
-
-
-def weight_route(recipe: Recipe) -> Route:
-    """Return how a learner in processes of its own sends weights to the engines."""
-    asked = recipe.rollout.weight_transfer
-    return "folder" if asked == "auto" else asked
-
-
-def check_pool(r: Recipe) -> Iterator[Problem]:
-    """Yield problems of addresses, counts, slots and the backend."""
-    rollout, urls, kind = r.rollout, r.rollout.server.url, engine_kind(r)
-    given = [urls] if isinstance(urls, str) else urls or []
-    if kind == "vllm_server" and not given:
-        yield Problem(
-            "rollout.server.url",
-            "engine: vllm_server needs the address of a running server, such as http://localhost:8000; "
-            "docs/vllm_server.md starts one",
-        )
-    for url in given:
-        if not re.fullmatch(r"https?://[^/?#@]+/?", url):
-            move = (
-                "expected http://HOST:PORT or https://HOST:PORT, without a path, a user or a password; a key is given "
-                "by the name of an environment variable, rollout.server.api_key_variable"
-            )
-            yield Problem("rollout.server.url", move, url)
-    if len({url.rstrip("/") for url in given}) < len(given):
-        yield Problem("rollout.server.url", "names a server twice; one server is one engine", urls)
-    if kind == "vllm_server" and rollout.engines not in (1, max(1, len(given))):
-        move = (
-            f"the servers in rollout.server.url are the engines ({len(given)}); leave this at 1, or name more servers"
-        )
-        yield Problem("rollout.engines", move, rollout.engines)
-    if kind == "own" and rollout.engines > 1:
-        move = "an engine of your own is one, in the trainer's process, over the learner's weights; leave this at 1"
-        yield Problem("rollout.engines", move, rollout.engines)
-    if isinstance(rollout.slots, list):
-        if len(rollout.slots) != engine_count(r):
-            move = (
-                f"has {len(rollout.slots)} numbers for {engine_count(r)} engines; give one for each, or a single number"
-            )
-            yield Problem("rollout.slots", move, rollout.slots)
-        if any(not 0 < slots <= MOST_MANY for slots in rollout.slots):
-            yield Problem("rollout.slots", f"expected whole numbers from 1 to {MOST_MANY:,}", rollout.slots)
-    if r.launch.backend == "ray":
-        yield from _check_ray(r)
-
-
-def _check_ray(r: Recipe) -> Iterator[Problem]:
-    cluster = r.cluster
-    if learner_place(r) == "here" and not engines_on_ray(r):
-        move = (
-            f"nothing of this recipe would live on a Ray cluster: the engine ({r.rollout.engine}) does not, and a "
-            "learner of one rank is in the program's own process; use local, or set learner.ranks above 1"
-        )
-        yield Problem("launch.backend", move, "ray")
-    named = re.fullmatch(r"auto|(?:[^/?#@\s:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})", cluster.address or "auto")
-    if named is None or not 0 < int(named["port"] or 1) < 65_536:
-        move = (
-            "expected HOST:PORT (1 to 65535) of the cluster's head, as `ray start --head` prints it; the program "
-            "itself has to run on a machine of the cluster, not as a client of one (ray://)"
-        )
-        yield Problem("cluster.address", move, cluster.address)
-    if cluster.colocate and overlaps(r):
-        move = "ranks and engines work at the same time with rollout.max_staleness above 0 and cannot take turns"
-        yield Problem("cluster.colocate", move, True)
-
-
-def check_transfer(r: Recipe) -> Iterator[Problem]:
-    """Yield a problem if ``rollout.weight_transfer`` cannot reach the engines of this recipe."""
-    route = r.rollout.weight_transfer
-    if route in ("auto", "folder"):
-        if route == "folder" and not is_pool(r) and r.learner.ranks == 1 and engine_kind(r) != "vllm_server":
-            yield Problem(_KEY, "nothing travels: the engine reads the learner's own tensors; take it out", route)
-        return
-    if why := _nowhere(r) or _not_by(r):
-        yield Problem(_KEY, f"{why}; use auto", route)
-
-
-_KEY = "rollout.weight_transfer"
-
-
-def _nowhere(r: Recipe) -> str:
-    """Return why only a folder or the learner's own tensors reach the engines; "" if other routes do, too."""
-    if engine_kind(r) == "vllm_server":
-        return "a vLLM server reads new weights from a folder (rollout.server.weights_dir)"
-    if not is_pool(r):
-        return "the engine is in the program's own process: nothing but a folder leads there from a learner of ranks"
-    if learner_place(r) == "here":
-        return (
-            "a learner of one rank that takes turns with the engines is in the program's own process, and writes files"
-        )
-    return ""
-
-
-def _not_by(r: Recipe) -> str:
-    """Return why this route cannot be used; "" if it can."""
-    route = r.rollout.weight_transfer
-    if route == "object_store" and not engines_on_ray(r):
-        return "the object store is Ray's, and launch.backend is local"
-    if route in ("broadcast", "ipc") and is_lockstep(r) and overlaps(r):
-        return (
-            "in lockstep a lost engine is led back to where it was, and beside a learner at work these weights cannot "
-            "be had again"
-        )
-    if route in ("broadcast", "ipc") and engine_devices(r) > 1:
-        return (
-            "all tensors would gather on one of the engine's devices (rollout.vllm.tensor_parallel_size), where they "
-            "may not fit; by folder or object_store each worker takes its own part"
-        )
-    if route == "ipc" and r.model.device == "cpu":
-        return "memory of a CUDA device is lent, and model.device is cpu"
-    if route == "ipc" and r.launch.backend == "ray" and not is_colocated(r):
-        return "rank and engine have to share a device (cluster.colocate), and here each has its own"
-    if route == "broadcast" and r.model.device.startswith("cuda") and r.launch.backend == "ray" and is_colocated(r):
-        return "NCCL wants a device for each member, and here rank and engine share one (cluster.colocate)"
-    return ""
-
-
-def check_ranks(r: Recipe) -> Iterator[Problem]:
-    """Yield settings that have no effect, and settings that do not work over ranks."""
-    learner = r.learner
-    if learner.ranks % learner.replicas:
-        yield Problem(
-            "learner.replicas",
-            f"does not divide learner.ranks = {learner.ranks}: each copy of the model is cut over ranks / replicas",
-            learner.replicas,
-        )
-    elif (shards := learner.ranks // learner.replicas) % learner.context_parallel:
-        move = (
-            f"does not divide learner.ranks / learner.replicas = {shards}: ranks that share rows are of one copy of "
-            f"the model; expected one of {divisors(shards)}"
-        )
-        yield Problem("learner.context_parallel", move, learner.context_parallel)
-    if learner.context_parallel > 1 and r.model.attention == "padded":
-        move = "cuts packed rows, and model.attention is padded; use auto or packed there, or take this out"
-        yield Problem("learner.context_parallel", move, learner.context_parallel)
-    if learner.ranks == 1:
-        for key, value, given in (
-            ("learner.reshard_after_forward", learner.reshard_after_forward, learner.reshard_after_forward != "auto"),
-            ("learner.cpu_offload", True, learner.cpu_offload),
-        ):
-            if given:
-                yield Problem(key, "is only read with learner.ranks above 1; take it out, or set learner.ranks", value)
-        return
-    if engine_kind(r) in ("generate", "own"):
-        move = "computes with the learner's own tensors, which lie in other processes with learner.ranks above 1; "
-        yield Problem("rollout.engine", f"{move}use embedded", r.rollout.engine)
-    if learner.cpu_offload and learner.optimizer == "adamw_8bit":
-        move = (
-            "updates on the GPU, and learner.cpu_offload keeps the moments in the processor's memory; use one of both"
-        )
-        yield Problem("learner.optimizer", move, learner.optimizer)
-    if learner.cpu_offload and r.model.device == "cpu":
-        yield Problem("learner.cpu_offload", "moves slices away from a CUDA device; model.device is cpu", True)
-    if ":" in r.model.device:
-        move = "names one device, and every rank takes one of its own: use cuda, and CUDA_VISIBLE_DEVICES to choose"
-        yield Problem("model.device", move, r.model.device)
+def deployment_of(recipe: Recipe, *, engine_given: bool = False, training: bool = True) -> Deployment:
+    """Return who runs where in a run of ``recipe``, which may be supervised. Arguments as for ``Deployment``."""
+    return Deployment(recipe, engine_given, training, supervised=recipe.run.stage == "sft" and training)

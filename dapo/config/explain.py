@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from dapo.config.moved import MOVED, moved_hint, moved_key
 from dapo.config.peers import PEER_KEYS, PEER_WORDS, apart_hint, peer_entry, peer_hint, peer_metric
 from dapo.config.presets import PRESETS
 from dapo.config.problems import brief, nearest, visible
 from dapo.config.section import Section
-from dapo.config.settings import REQUIRED, Setting, generic, settings
+from dapo.config.settings import REQUIRED, Setting, generic, settings, value_at
 from dapo.errors import RecipeError
 from dapo.metrics.printed import printed, words
 
@@ -81,8 +80,6 @@ def explain(key: str) -> list[str]:
         return [line for one in known for line in (*([""] if one is not known[0] else []), *one)]
     if metric := _peer_metric(key) or _metric(key) or _metric_of_last_part(key):
         return metric
-    if (old := moved_key(key)) and (peer_hint(key) is None or "." in key):
-        return [moved_hint(old), *(["", *explain(MOVED[old])] if MOVED[old] else [])]
     if hint := peer_hint(key):
         lines = [hint]
         for entry in (*PEER_KEYS, *PEER_WORDS.values()):
@@ -122,7 +119,8 @@ def _setting(s: Setting) -> Iterator[str]:
     yield f"  {s.doc.replace('``', '`')}"
     yield f"  accepts    {s.expected}"
     yield f"  default    {'none: a recipe must give it' if s.default is REQUIRED else brief(_plain(s.default))}"
-    presets = {name: value for name, sparse in PRESETS.items() if (value := _at(sparse, s.path)) is not REQUIRED}
+    presets = {name: value_at(sparse, s.path, REQUIRED) for name, sparse in PRESETS.items()}
+    presets = {name: value for name, value in presets.items() if value is not REQUIRED}
     if presets:
         yield "  presets    " + ", ".join(f"{name} {brief(value)}" for name, value in presets.items())
     yield from _below(s.path)
@@ -200,14 +198,6 @@ def _peer_metric(key: str) -> list[str] | None:
         return None
     lines = [f"`{entry.key}` of {', '.join(entry.who)}: {entry.how or f'the same as `{entry.ours[0]}`'}"]
     return lines + [line for ours in entry.ours for line in ("", *(_metric(ours) or []))]
-
-
-def _at(sparse: Any, path: str) -> Any:
-    for part in path.split("."):
-        if not isinstance(sparse, dict) or part not in sparse:
-            return REQUIRED
-        sparse = sparse[part]
-    return sparse
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from dapo.config.settings import REQUIRED, kinds_at, lookup, options_of, settings
+from dapo.config.settings import REQUIRED, kinds_at, lookup, options_of, settings, value_at
 
 
 def spelled(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def spelled(given: Mapping[str, Any]) -> dict[str, Any]:
     result = deepcopy(dict(given))
     for path in _sections():
         above, _, name = path.rpartition(".")
-        section = _at(result, above)
+        section = value_at(result, above)
         if isinstance(section, dict) and name in section:
             section[name] = spelled_value(path, section[name])
     return result
@@ -44,7 +44,7 @@ def take_out(
     """
     result, gone = deepcopy(dict(below)), []
     for path in _sections():
-        old, new = _at(result, path), _at(above, path)
+        old, new = value_at(result, path), value_at(above, path)
         if not isinstance(old, dict) or not isinstance(new, Mapping) or not isinstance(kind := new.get("kind"), str):
             continue
         allowed = {"kind", *options_of(path, kind)}
@@ -58,11 +58,3 @@ def take_out(
 
 def _sections() -> list[str]:
     return [s.path for s in settings().values() if s.section and s.kinds]
-
-
-def _at(given: Any, path: str) -> Any:
-    for part in path.split("."):
-        if not isinstance(given, Mapping) or part not in given:
-            return None
-        given = given[part]
-    return given

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from dapo.config.check_sft import for_sft, read_by_sft, read_by_train, unread_by_sft, unread_by_train
-from dapo.config.checks import check
 from dapo.config.counts import count_auto
 from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
 from dapo.config.kinds import spelled, spelled_value, take_out
@@ -26,15 +25,16 @@ from dapo.config.problems import (
     no_option,
     refuse,
     unknown_key,
-    value_at,
     visible,
 )
+from dapo.config.rules import check
 from dapo.config.schema import Recipe
 from dapo.config.secrets import HIDDEN, hidden_in, redact, redact_override
-from dapo.config.settings import kinds_at, lookup, settings
+from dapo.config.settings import kinds_at, lookup, settings, value_at
 from dapo.config.shipped import find_recipe
 from dapo.config.staleness import follow_staleness
-from dapo.config.unusual import unread, warnings_of
+from dapo.config.unread import unread
+from dapo.config.unusual import warnings_of
 from dapo.config.write import to_yaml, without_secrets
 from dapo.errors import RecipeError
 

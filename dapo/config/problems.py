@@ -6,16 +6,15 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from dapo.config.moved import moved_hint, moved_key
 from dapo.config.peers import apart_hint, peer_hint
 from dapo.config.secrets import redact
-from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings
+from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings, value_at
 from dapo.errors import RecipeError
 
 
@@ -26,6 +25,10 @@ class Problem:
     path: str  # the key, or "" for the recipe as a whole
     message: str  # what was expected and the next move
     value: Any = REQUIRED  # what was given; REQUIRED: nothing
+
+
+Broken = Iterator[tuple[str, str]]
+"""The key of each rule that a recipe breaks, and a sentence: what is expected, and the next move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +135,6 @@ def _path(loc: Iterable[str | int]) -> str:
     return path
 
 
-def value_at(given: Any, path: str, otherwise: Any) -> Any:
-    """Return the value at a dotted path of nested settings."""
-    for part in path.split("."):
-        try:
-            given = given[int(part)] if isinstance(given, list) else given[part]
-        except (KeyError, IndexError, TypeError, ValueError):
-            return otherwise
-    return given
-
-
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
     """Return the single settings of a pasted block, so that a peer's block is answered key by key."""
     if not isinstance(value, dict) or not value:
@@ -210,14 +203,12 @@ def _hint_for_text(expected: str, value: str) -> str:
 
 
 def unknown_key(path: str, kind: Any = None) -> str:
-    """Say what to write instead: the new name of a setting, an option of this kind, a peer's name, the nearest names.
+    """Say what to write instead: an option of this kind, a peer's name, the nearest names.
 
     Args:
         path: the key.
         kind: of its section as it was given; None: the default, or the section has no kinds.
     """
-    if "." in path and (old := moved_key(path)):
-        return moved_hint(old)
     if (setting := lookup(path)) is not None:
         if setting.kinds:
             return no_option(path, kind)

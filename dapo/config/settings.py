@@ -57,6 +57,28 @@ def generic(path: str) -> str:
     return ".".join("N" if part.isdigit() else part for part in path.split("."))
 
 
+def value_of(recipe: Recipe, path: str) -> Any:
+    """Return the value at a concrete path.
+
+    Raises:
+        AttributeError, LookupError: there is no such key.
+    """
+    value: Any = recipe
+    for part in path.split("."):
+        value = getattr(value, part) if isinstance(value, Section) else value[int(part) if part.isdigit() else part]
+    return value
+
+
+def value_at(given: Any, path: str, otherwise: Any = None) -> Any:
+    """Return the value at a dotted path of nested settings."""
+    for part in path.split("."):
+        try:
+            given = given[int(part)] if isinstance(given, list) else given[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return otherwise
+    return given
+
+
 def kinds_at(path: str) -> tuple[str, ...]:
     """Return the kinds of the section at ``path``; () where it has none."""
     found = lookup(path)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from dapo.config.deployment import engine_kind, overlaps
-from dapo.config.problems import Problem
+from dapo.config.deployment import Deployment
+from dapo.config.problems import Broken
 from dapo.config.schema import DynamicSampling, Recipe
 
 
@@ -66,66 +66,54 @@ def _implied(preset: Mapping[str, Any], limit: int) -> dict[str, Any]:
 
 def keeps_old_cache(recipe: Recipe) -> bool:
     """Return whether responses go on behind keys and values of earlier weights."""
-    rollout = recipe.rollout
-    return engine_kind(recipe) == "embedded" and overlaps(recipe) and not rollout.embedded.recompute_cache
+    found = Deployment(recipe)
+    return found.engine == "embedded" and found.overlaps and not recipe.rollout.embedded.recompute_cache
 
 
-def check_staleness(r: Recipe) -> Iterator[Problem]:
+def check_staleness(r: Recipe) -> Broken:
     """Yield settings that contradict generation during learning."""
     limit, sampling = r.rollout.max_staleness, r.algorithm.dynamic_sampling
     yield from _interpolated(r)
     if not limit:
-        if r.rollout.overlap_turns is not None:
-            move = (
-                "is only read with rollout.max_staleness of 1 or more, where generation goes on beside learning; "
-                "set it to null (rollout.overlap_turns=null)"
-            )
-            yield Problem("rollout.overlap_turns", move, r.rollout.overlap_turns)
         return
     if sampling.max_age > limit:
-        yield Problem(
+        yield (
             "algorithm.dynamic_sampling.max_age",
             f"is above rollout.max_staleness = {limit}, the age that no trained token may exceed; set it to {limit} or "
             f"less (algorithm.dynamic_sampling.max_age={limit})",
-            sampling.max_age,
         )
     if r.rollout.lockstep and r.rollout.overlap_turns is None:
-        yield Problem(
+        yield (
             "rollout.lockstep",
             "repeats a run only if no clock decides how long engines work beside the learner: set "
             "rollout.overlap_turns too, or take it out",
-            True,
         )
-    if engine_kind(r) == "own":
+    if Deployment(r).engine == "own":
         move = "computes with the learner's own tensors, so it cannot go on while they change; use embedded or vllm"
-        yield Problem("rollout.engine", move, r.rollout.engine)
-    if engine_kind(r) == "generate":
-        yield Problem(
-            "rollout.engine", "runs whole batches, with no response under way between; use embedded", "generate"
-        )
+        yield "rollout.engine", move
+    if Deployment(r).engine == "generate":
+        yield "rollout.engine", "runs whole batches, with no response under way between; use embedded"
 
 
-def _interpolated(r: Recipe) -> Iterator[Problem]:
+def _interpolated(r: Recipe) -> Broken:
     """Interpolation begins at age 2."""
     sampling = r.algorithm.dynamic_sampling
     if r.algorithm.old_logprobs != "interpolated":
         return
     kept = sampling.mode == "filter" and "carry" in (sampling.surplus, sampling.unfinished)
-    carries = overlaps(r) or kept
+    carries = Deployment(r).overlaps or kept
     if not carries or sampling.max_age < 2:
         why = f"algorithm.dynamic_sampling.max_age = {sampling.max_age}" if carries else "nothing is carried over"
-        yield Problem(
+        yield (
             "algorithm.old_logprobs",
             f"is `sampler` in every token of this run: only ages of 2 and more are interpolated, and {why}; set "
             "sampler, or rollout.max_staleness=2",
-            "interpolated",
         )
-    if (epochs := r.learner.epochs_per_rollout) > 1:
-        yield Problem(
+    if r.learner.epochs_per_rollout > 1:
+        yield (
             "learner.epochs_per_rollout",
             "needs old log-probabilities from before the first of all passes, and algorithm.old_logprobs: interpolated "
             "follows the weights of each optimiser step; set algorithm.old_logprobs=sampler or learner, or use 1",
-            epochs,
         )
 
 

@@ -12,20 +12,11 @@ from dapo.config.checks import (
     ratio_against,
     schedule_steps,
 )
-from dapo.config.deployment import (
-    engine_kind,
-    is_by_the_clock,
-    is_pool,
-    learner_place,
-    overlaps,
-    sends_adapter,
-    weight_route,
-)
-from dapo.config.mixed import mixed_by_spread
+from dapo.config.deployment import Deployment
 from dapo.config.reward_range import fitting, overflow, weights_said
-from dapo.config.schema import Clip, Recipe
-from dapo.config.schema.kinds import GroupAdvantage
+from dapo.config.schema import Recipe
 from dapo.config.staleness import keeps_old_cache, staleness_warnings
+from dapo.config.unread import unread
 
 
 def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
@@ -38,19 +29,8 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
     """
     if recipe.run.stage == "sft":
         return []  # they speak of training by reward
-    return [
-        *_sampling(recipe),
-        *_loss(recipe),
-        *_cut(recipe),
-        *_old_cache(recipe),
-        *_rewards(recipe),
-        *_lora(recipe),
-        *_sizes(recipe),
-        *_warmup(recipe),
-        *_run(recipe),
-        *staleness_warnings(recipe),
-        *_unread(recipe, changed),
-    ]
+    said = [warning for part in _PARTS for warning in part(recipe)]
+    return said + [f"{path} is set, and nothing reads it: {reason}" for path, reason in unread(recipe, changed)]
 
 
 def _sampling(r: Recipe) -> Iterator[str]:
@@ -93,7 +73,7 @@ def _loss(r: Recipe) -> Iterator[str]:
         )
     one_minibatch = (r.learner.minibatch_prompts or r.rollout.prompts_per_step) >= r.rollout.prompts_per_step
     one_step = one_minibatch and r.learner.epochs_per_rollout == 1
-    fresh = not overlaps(r) and r.algorithm.dynamic_sampling.mode == "off"
+    fresh = not Deployment(r).overlaps and r.algorithm.dynamic_sampling.mode == "off"
     if loss.penalises_distance and one_step and (fresh or ratio_against(r) == "learner"):
         yield (
             f"algorithm.loss.kind: {loss.kind} with one optimizer step per training step: every ratio is 1, where the "
@@ -172,7 +152,7 @@ def _lora(r: Recipe) -> Iterator[str]:
             f"learner.learning_rate = {rate:g} is one for full fine-tuning: an adapter takes about ten times as much "
             f"(learner.learning_rate={10 * rate:.0e}), and published runs take 1e-5 to 1e-4"
         )
-    if r.model.dtype == "bfloat16" and engine_kind(r) != "generate" and not sends_adapter(r):
+    if r.model.dtype == "bfloat16" and Deployment(r).engine != "generate" and not Deployment(r).sends_adapter:
         or_generate = " or rollout.engine=generate lose" if r.learner.ranks == 1 else " loses"
         yield (
             "model.lora in bfloat16: the engine gets the adapter merged into weights of 8 bits, which rounds small "
@@ -192,132 +172,14 @@ def _sizes(r: Recipe) -> Iterator[str]:
         yield "run.threads above 1 helps only on an otherwise idle machine; on a busy one it is many times slower"
 
 
-def _warmup(r: Recipe) -> Iterator[str]:
+def _run(r: Recipe) -> Iterator[str]:
     of = "optimizer steps" if r.learner.schedule_unit == "optimizer" else "steps"
     if said := long_warmup("learner", r.learner.warmup, schedule_steps(r), r.learner.learning_rate, of):
         yield said
-
-
-def _run(r: Recipe) -> Iterator[str]:
     if not r.data.validation:
         yield "data.validation is empty: accuracy on problems that were not trained on is not measured"
-    if engine_kind(r) == "generate":
+    if Deployment(r).engine == "generate":
         yield "rollout.engine: generate works with any model and is several times slower than embedded"
 
 
-def _unread(r: Recipe, changed: Collection[str]) -> Iterator[str]:
-    """Yield settings that differ from the preset and have no effect because of another setting."""
-    for path, reason in unread(r, changed):
-        yield f"{path} is set, and nothing reads it: {reason}"
-
-
-def unread(r: Recipe, changed: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the paths that have no effect, each once, with the first reason."""
-    told = set[str]()
-    for reason, idle, paths in _readers(r):
-        for path in changed if idle else ():
-            if path not in told and any(path == q or path.startswith(f"{q}.") for q in paths):
-                told.add(path)
-                yield path, reason
-
-
-Readers = Iterator[tuple[str, bool, list[str]]]
-"""Why settings may go unread, whether they do, and which: a path stands for all below it."""
-
-
-def _readers(r: Recipe) -> Readers:
-    yield from _engine_readers(r)
-    yield from _cluster_readers(r)
-    yield from _sampling_readers(r)
-    yield from _reward_readers(r)
-    yield from _loss_readers(r)
-    yield from _correction_readers(r)
-    yield from _run_readers(r)
-
-
-def _below(section: str, names: str) -> list[str]:
-    return [f"{section}.{name}" for name in names.split()]
-
-
-def _engine_readers(r: Recipe) -> Readers:
-    engine, kind = r.rollout.engine, engine_kind(r)
-    for of, section in (("embedded", "embedded"), ("vllm", "vllm"), ("vllm_server", "server")):
-        yield f"rollout.engine is {engine}", kind != of, [f"rollout.{section}"]
-    yield _ONE_ENGINE, not is_pool(r), _below("rollout", "turn_steps lockstep")
-    yield "rollout.max_staleness is 0", not overlaps(r), ["rollout.embedded.recompute_cache"]
-
-
-_ONE_ENGINE = "there is one engine, in the trainer's process"
-
-
-def _cluster_readers(r: Recipe) -> Readers:
-    """Return readers of settings for other processes: engines of a pool, ranks, a learner that overlaps them."""
-    on_ray = r.launch.backend == "ray"
-    ray_alone = _below("cluster", "address nodes gpus_per_node colocate cpus_per_host")
-    yield f"launch.backend is {r.launch.backend}", not on_ray, ray_alone
-    yield _ONE_ENGINE, not is_pool(r) and not on_ray, ["cluster.start_timeout"]
-    yield _ONE_ENGINE, not is_pool(r), _below("cluster", "engine_timeout max_engine_restarts")
-    here = learner_place(r) == "here"
-    yield "the learner is in the trainer's process", here, ["cluster.max_learner_restarts", "learner.timeout"]
-    yield "learner.ranks is 1", r.learner.ranks == 1 and weight_route(r) != "broadcast", ["learner.timeout"]
-
-
-def _sampling_readers(r: Recipe) -> Readers:
-    d, section = r.algorithm.dynamic_sampling, "algorithm.dynamic_sampling"
-    yield f"{section}.mode is {d.mode}", d.mode != "filter", _below(section, "oversample lookahead unfinished")
-    refill = _below(section, "cap surplus max_age on_max_age")
-    yield f"{section}.mode is {d.mode}", d.mode not in ("filter", "replace"), refill
-    yield f"{section}.mode is {d.mode}", d.mode != "replace", [f"{section}.replace"]
-    yield f"{section}.max_age is 0", d.max_age == 0 and d.on_max_age == "wait", _below(section, "lookahead")
-    carried = d.surplus == "carry" and d.unfinished == "carry"
-    yield "surplus and unfinished are not both carried", not carried, _below(section, "lookahead")
-    keep = _below(section, "metric mixed keep correct_at tolerance band")
-    yield f"{section}.mode is off", d.mode == "off", keep
-    spread = mixed_by_spread(r)
-    yield "groups are mixed by their spread", spread, _below(section, "correct_at")
-    yield "groups are mixed by what is correct", not spread, _below(section, "tolerance")
-    yield f"{section}.keep is a rule of yours", d.keep is not None, _below(section, "tolerance")
-    at_once = "with rollout.max_staleness, and without rollout.overlap_turns, scores and replies take effect on arrival"
-    yield at_once, is_by_the_clock(r), [f"{section}.verdict_lag", "environment.lag"]
-
-
-def _reward_readers(r: Recipe) -> Readers:
-    a = r.algorithm
-    by_rewards = ["rewards", *_below("run", "reward_workers reward_memory_mib")]
-    yield "scorer is one of yours", r.scorer is not None, by_rewards
-    yield "data.stream is one of yours", r.data.stream is not None, _below("data", "shuffle epochs curriculum")
-    punishment, scaling, advantage = "algorithm.overlong_punishment", "algorithm.reward_scaling", "algorithm.advantage"
-    penalty = _below(punishment, "max_length cache_length factor")
-    yield f"{punishment}.enabled is false", not a.overlong_punishment.enabled, penalty
-    bounds = _below(scaling, "source_min source_max target_min target_max")
-    yield f"{scaling}.enabled is false", not a.reward_scaling.enabled, bounds
-    yield "algorithm.shaping is a function of yours", a.shaping is not None, [punishment, scaling]
-    yield f"{advantage}.kind is {a.advantage.kind}", a.advantage.by_reward, [scaling]
-    unscaled = isinstance(a.advantage, GroupAdvantage) and a.advantage.scale == "none"
-    yield f"{advantage}.scale is none", unscaled, _below(advantage, "ddof eps")
-
-
-def _loss_readers(r: Recipe) -> Readers:
-    a, section, kind = r.algorithm, "algorithm.loss", r.algorithm.loss.kind
-    unread_bounds = [f"algorithm.clip.{name}" for name in Clip.model_fields if name not in a.loss.clips]
-    yield f"{section}.kind is {kind}", True, unread_bounds
-    without_kl = not a.kl_coefficient
-    yield "algorithm.kl_coefficient is 0", without_kl, ["algorithm.kl_estimator", "algorithm.kl_in_reward"]
-    yield "algorithm.kl_coefficient is 0", without_kl and ":" not in kind, ["algorithm.reference"]
-    yield "algorithm.kl_in_reward is true: there it is k1", a.kl_in_reward, ["algorithm.kl_estimator"]
-    control = "algorithm.entropy_control"
-    yield f"{control}.target is null", a.entropy_control.target is None, _below(control, "delta min max")
-
-
-def _run_readers(r: Recipe) -> Readers:
-    lora = _below("model.lora", "lora_alpha target_modules use_rslora modules_to_save")
-    yield "model.lora.rank is null", r.model.lora.rank is None, lora
-    yield "learner.schedule is constant", r.learner.schedule == "constant", ["learner.final_ratio"]
-    yield "checkpoint.best is null", r.checkpoint.best is None, ["checkpoint.best_is"]
-    stop = r.trainer.early_stop.metric is None
-    yield "trainer.early_stop.metric is null", stop, _below("trainer.early_stop", "best_is patience min_change")
-
-
-def _correction_readers(r: Recipe) -> Readers:
-    reason = "the ratio runs against the sampler's log-probabilities"
-    yield reason, ratio_against(r) == "sampler", ["algorithm.correction.cap"]
+_PARTS = (_sampling, _loss, _cut, _old_cache, _rewards, _lora, _sizes, _run, staleness_warnings)

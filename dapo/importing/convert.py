@@ -10,7 +10,7 @@ from pathlib import Path
 from dapo.config.load import difference_from_preset, recipe_from_dict
 from dapo.config.peers import ALONE, apart_row, in_section_apart, peer_entry
 from dapo.config.settings import kinds_at, lookup, options_of, settings
-from dapo.config.unusual import unread
+from dapo.config.unread import unread
 from dapo.errors import RecipeError
 from dapo.importing import areal, huggingface, nemo, processes, skyrl, slurm, verl
 from dapo.importing.files import SourceFiles

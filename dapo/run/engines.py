@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dapo.config.checks import correction_kind, ratio_against
-from dapo.config.deployment import engine_kind, sends_adapter, server_urls
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.schema import Recipe
 from dapo.errors import NotInstalled, RecipeError
 from dapo.links import install
@@ -29,7 +29,6 @@ from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
 from dapo.run.algorithm import load_hook
-from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.given import ENGINE_METHODS, Context, make_engine_of
 from dapo.run.held import learner_holds
 from dapo.run.places import Places, missing_ray, transport_of
@@ -79,7 +78,7 @@ def check_engine(recipe: Recipe) -> None:
         raise NotInstalled(missing)
     if (missing := missing_card(recipe)) is not None:
         raise RecipeError(missing)
-    if engine_kind(recipe) == "own":
+    if Deployment(recipe).engine == "own":
         own_engine(recipe.rollout.engine)
 
 
@@ -233,7 +232,7 @@ def engine_specs(
         threads=recipe.run.threads,
         strings=stop_strings(recipe, facts) if vllm or servers else None,
         reserve=learner_holds(recipe, facts).beside_weights if beside else 0,
-        adapter=sends_adapter(recipe),
+        adapter=Deployment(recipe).sends_adapter,
         record_routes=training and recipe.learner.router_replay == "sampler",
         keeps=recipe.environment.kind is not None,
         decode=decode_spec(recipe, context.tokenizer, facts.name) if reads else None,
@@ -279,7 +278,7 @@ def stop_strings(recipe: Recipe, facts: ModelFacts) -> StopStrings | None:
 def missing_key(recipe: Recipe) -> str | None:
     """Return a message if the environment lacks the key of the servers; None: it has the key, or none is needed."""
     variable = recipe.rollout.server.api_key_variable
-    if variable is None or not server_urls(recipe) or variable in os.environ:
+    if variable is None or not Deployment(recipe).urls or variable in os.environ:
         return None
     return f"rollout.server.api_key_variable names {variable}, which is not set in the environment: export it first"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.config.deployment import engine_slots
+from dapo.config.deployment import Deployment
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel
@@ -41,7 +41,15 @@ class Context:
     @property
     def slots(self) -> int | None:
         """``rollout.slots``: responses that the engine decodes at once; None: the engine chooses."""
-        return engine_slots(self.recipe)[0]
+        return Deployment(self.recipe).slots[0]
+
+
+_REPLACES = {
+    "engine": "makes the responses; rollout.engine and its sections are not read",
+    "scorer": "scores them; the recipe's rewards are not asked",
+    "stream": "hands out the prompts; data.shuffle and data.epochs are not read",
+}
+"""Parts that a program may give, and what that means for the recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +65,7 @@ class Given:
 
     def words(self) -> list[str]:
         """Return sentences on the given parts that replace the recipe's."""
-        told = {
-            "engine": (self.engine, "makes the responses; rollout.engine and its sections are not read"),
-            "scorer": (self.scorer, "scores them; the recipe's rewards are not asked"),
-            "stream": (self.stream, "hands out the prompts; data.shuffle and data.epochs are not read"),
-        }
-        lines = [f"{name_of(part)}, given from Python, {what}" for part, what in told.values() if part is not None]
+        lines = [f"{name_of(part)}, given from Python, {_REPLACES[name]}" for name, part in self._parts().items()]
         if needed := self.needed():
             lines.append(
                 f"this run needs objects of the program that started it ({', '.join(needed.values())}): only "
@@ -72,17 +75,20 @@ class Given:
 
     def needed(self) -> dict[str, str]:
         """Return what a resume needs again: the argument as it is written, and its name."""
-        names = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("rewards.")]
-        needed = {f"rewards=[{', '.join(names)}]": ", ".join(names)} if names else {}
-        tools = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("environment.tools.")]
-        needed |= {f"tools=[{', '.join(tools)}]": ", ".join(tools)} if tools else {}
+        needed: dict[str, str] = {}
+        names = {key: hook.partition(":")[2] for key, hook in self.objects.items()}
+        for argument, section in (("rewards", "rewards."), ("tools", "environment.tools.")):
+            if listed := ", ".join(name for key, name in names.items() if key.startswith(section)):
+                needed[f"{argument}=[{listed}]"] = listed
         arguments = {"algorithm.loss.kind": "objective", "environment.kind": "environment"}
-        for key, hook in self.objects.items():
+        for key, name in names.items():
             if not key.startswith(("rewards.", "environment.tools.")):
-                argument = arguments.get(key, key)
-                needed[f"{argument}={hook.partition(':')[2]}"] = hook.partition(":")[2]
-        parts = {"engine": self.engine, "scorer": self.scorer, "stream": self.stream}
-        return needed | {f"{name}=...": name_of(part) for name, part in parts.items() if part is not None}
+                needed[f"{arguments.get(key, key)}={name}"] = name
+        return needed | {f"{name}=...": name_of(part) for name, part in self._parts().items()}
+
+    def _parts(self) -> dict[str, Any]:
+        """Return the parts in place of the recipe's, by their arguments."""
+        return {name: part for name in _REPLACES if (part := getattr(self, name)) is not None}
 
     def with_callbacks(self, more: Sequence[Callback]) -> Given:
         """With further callbacks."""
@@ -110,8 +116,7 @@ class Given:
 
     def record(self, folder: Path) -> None:
         """Record what a resume has to be given again, of a run that a Python program starts."""
-        parts = {"engine": self.engine, "scorer": self.scorer, "stream": self.stream}
-        names = {name: name_of(part) for name, part in parts.items() if part is not None}
+        names = {name: name_of(part) for name, part in self._parts().items()}
         if names or self.python:
             record_given(folder, list(self.needed()), names)
 
@@ -125,7 +130,7 @@ class Given:
             before = json.loads((folder / GIVEN).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = {}
-        for name in ("engine", "scorer", "stream"):
+        for name in _REPLACES:
             part = getattr(self, name)
             if name in before and part is None:
                 raise RecipeError(

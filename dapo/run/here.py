@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from dapo.config.deployment import deployment_of
 from dapo.config.schema import Recipe
 from dapo.data.hub import missing_for_hub
 from dapo.errors import ModelError, NotInstalled
@@ -16,7 +17,6 @@ from dapo.models.load import find_device, missing_weights
 from dapo.observe.files import no_room_in
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.trackers import make_trackers, missing_tracker
-from dapo.run.deployment import deployment_of
 from dapo.run.engines import missing_card, missing_key, missing_of_learner, missing_package
 from dapo.types.events import Callback
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dapo.config.deployment import sends_adapter
+from dapo.config.deployment import Deployment
 from dapo.config.schema import Lora, Recipe
 from dapo.errors import ModelError
 from dapo.learner.driver import LearnerDriver
@@ -27,7 +27,6 @@ from dapo.observe.console import Console
 from dapo.processes.left_over import claim, delete_left, leave
 from dapo.processes.transport import HostSpec
 from dapo.run.algorithm import make_correction, make_objective, needs_reference
-from dapo.run.deployment import Deployment
 from dapo.run.model import adapter_seed, make_model
 from dapo.run.places import Places, transport_of
 from dapo.run.weights import host_of
@@ -161,13 +160,13 @@ def start_worker(recipe: Recipe, place: RankPlace | None = None) -> Worker:
         device=place.join(device),
         seed=adapter_seed(recipe),
     )
-    worker.loaded.sends_adapter = sends_adapter(recipe)
+    worker.loaded.sends_adapter = Deployment(recipe).sends_adapter
     return worker
 
 
 def _worker(recipe: Recipe, loaded: LoadedModel, *, training: bool = True) -> Worker:
     """Return the worker of a learner of one process."""
-    loaded.sends_adapter = sends_adapter(recipe)
+    loaded.sends_adapter = Deployment(recipe).sends_adapter
     return Worker(
         PolicyStep(
             loaded,

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dapo.config.deployment import Deployment
 from dapo.config.schema import Recipe
 from dapo.errors import ClusterEnded, ClusterError, DapoError, RecipeError, WithEvidence
 from dapo.links import install
@@ -19,7 +20,6 @@ from dapo.processes.placement import Node, Plan, amounts, await_machines, plan_p
 from dapo.processes.ray_head import OwnCluster, outlive_head
 from dapo.processes.transport import Transport
 from dapo.processes.watch import lost_said, unanswered, unreachable
-from dapo.run.deployment import Deployment
 from dapo.types.evidence import ClusterLost
 
 if TYPE_CHECKING:

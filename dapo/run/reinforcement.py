@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.check_data import ENVIRONMENT, source_name
-from dapo.config.deployment import engine_kind, is_by_the_clock, keeps_8_bits
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.schema import Model, Recipe
 from dapo.config.secrets import redact
 from dapo.data.load import PreparedData, prepare
@@ -33,7 +33,6 @@ from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.algorithm import make_algorithm
-from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.engines import check_engine, start_engine
 from dapo.run.episodes import Playing, longest_conversation, sandbox_of, start_environment
 from dapo.run.fits import check_fits
@@ -137,7 +136,7 @@ class RewardParts:
             timing=CollectorTiming(
                 _verdict_lag(recipe, self.rollouts.scorer),
                 deployment.overlaps,
-                SECONDS_A_TURN if is_by_the_clock(recipe) else None,
+                SECONDS_A_TURN if Deployment(recipe).by_the_clock else None,
             ),
             phases=phases,
             watch=recorder.filling,
@@ -201,10 +200,10 @@ class RewardParts:
 
 def _most_accepted(recipe: Recipe) -> float:
     """Return the mean gap, nats, that the first sync check accepts without a look at the model's own rounding."""
-    if keeps_8_bits(recipe):
+    if Deployment(recipe).keeps_8_bits:
         return MOST_OF_8_BITS
     exact = recipe.model.dtype == "float32" and recipe.model.matmul_precision == "highest"
-    return MOST_OF_FLOAT32 if engine_kind(recipe) == "embedded" and exact else MOST
+    return MOST_OF_FLOAT32 if Deployment(recipe).engine == "embedded" and exact else MOST
 
 
 def reward_session(
@@ -323,7 +322,7 @@ def _episodes(recipe: Recipe, playing: Playing | None, texts: Texts, facts: Mode
     if playing is None:
         return None
     check_end_of_turn(recipe, playing, facts)
-    return playing.episodes(recipe, texts, waits=not is_by_the_clock(recipe))
+    return playing.episodes(recipe, texts, waits=not Deployment(recipe).by_the_clock)
 
 
 def check_end_of_turn(recipe: Recipe, playing: Playing, facts: ModelFacts) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from dapo.checkpoint.store import CheckpointStore
+from dapo.config.deployment import Deployment
 from dapo.config.schema import Recipe
 from dapo.loop.method import Method
 from dapo.loop.stopping import Deadline
@@ -23,7 +24,6 @@ from dapo.models.meter import meter_of
 from dapo.observe.machine import FILE, append_machine, describe_machine
 from dapo.observe.run_folder import RunFolder
 from dapo.run.algorithm import make_schedule
-from dapo.run.deployment import Deployment
 from dapo.run.learners import make_learner
 from dapo.run.places import Places
 from dapo.system import memory_of

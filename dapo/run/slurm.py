@@ -11,8 +11,9 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from dapo.config.schema import Slurm
@@ -100,41 +101,46 @@ def _wrong(script: str) -> str:
 
 
 def job_script(job: Job, slurm: Slurm) -> str:
-    """Return the whole script of a job that ``check_job`` accepts."""
-    joins = " launch.backend=ray cluster.address=$RAY_ADDRESS" if slurm.nodes > 1 else ""
-    again = f'$container python -m dapo train --resume "$run"{joins}'
-    start = f'$container python -m dapo train "$job/{job.recipe}"{joins}'
-    if job.resume:
-        start = " ".join([again, *map(shlex.quote, job.overrides)])
-    return "\n".join(
-        [
-            _HEAD.format(run=job.run, said=job.said, script=_quoted(job.folder / SCRIPT)),
-            *_options(job, slurm),
-            _SIGNALS,
-            *_environment(job, slurm),
-            *([_RAY.replace("NODES", str(slurm.nodes))] if slurm.nodes > 1 else []),
-            _TRAIN.replace("AGAIN", again).replace("START", start),
-            *([_REQUEUE] if slurm.requeue else []),
-            "exit $code\n",
-        ]
-    )
+    """Return the whole script of a job that ``check_job`` accepts: ``job.sh`` beside this file, filled in.
 
-
-def _options(job: Job, slurm: Slurm) -> Iterator[str]:
-    """Yield the ``#SBATCH`` lines, in the order in which one reads a job."""
-    values = {
-        "job-name": "dapo-" + re.sub(r"[^\w.+-]", "-", job.name),
-        "nodes": slurm.nodes,
-        "ntasks-per-node": 1,
-        **slurm.options,
-        "signal": f"B:USR1@{slurm.signal_seconds}",
-        "output": str(job.folder).replace("%", "%%") + "/job-%j.txt",
-        "open-mode": "append",
+    ``@{name}`` stands for a value there, and a line ``#: part`` begins a part, which some jobs leave out.
+    """
+    wanted = {
+        "options": slurm.options,
+        "requeue": slurm.requeue,
+        "no requeue": not slurm.requeue,
+        "without a container": slurm.container is None,
+        "setup": slurm.setup,
+        "several machines": slurm.nodes > 1,
+        "new": not job.resume,
+        "resume": job.resume,
     }
-    for name, value in values.items():
-        yield f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_option(str(value))}"
-    yield "#SBATCH --requeue" if slurm.requeue else "#SBATCH --no-requeue"
-    yield ""
+    values = {
+        "run": job.run,
+        "said": job.said,
+        "script": _quoted(job.folder / SCRIPT),
+        "name": "dapo-" + re.sub(r"[^\w.+-]", "-", job.name),
+        "nodes": slurm.nodes,
+        "options": "\n".join(f"#SBATCH --{name}{_value(value)}" for name, value in slurm.options.items()),
+        "seconds": slurm.signal_seconds,
+        "output": _option(str(job.folder).replace("%", "%%") + "/job-%j.txt"),
+        "run_path": _quoted(job.run),
+        "job": _quoted(job.folder),
+        "directory": _quoted(job.directory),
+        "programs": _quoted(job.programs),
+        "setup": "\n".join(slurm.setup),
+        "container": shlex.quote(slurm.container or ""),
+        "joins": " launch.backend=ray cluster.address=$RAY_ADDRESS" * (slurm.nodes > 1),
+        "recipe": job.recipe,
+        "overrides": "".join(f" {shlex.quote(override)}" for override in job.overrides),
+    }
+    _, *parts = re.split(r"^#: (.*)\n", resources.files(__package__).joinpath("job.sh").read_text("utf-8"), flags=re.M)
+    text = "".join(body for name, body in zip(parts[::2], parts[1::2], strict=True) if wanted.get(name, True))
+    return re.sub(r"@\{(\w+)\}", lambda found: str(values[found[1]]), text)
+
+
+def _value(value: str | int | bool) -> str:
+    return "" if value is True else f"={_option(str(value))}"
 
 
 def _option(value: str) -> str:
@@ -144,99 +150,5 @@ def _option(value: str) -> str:
     return '"' + re.sub(r"([\"\\])", r"\\\1", value) + '"'
 
 
-def _environment(job: Job, slurm: Slurm) -> Iterator[str]:
-    yield f"run={_quoted(job.run)}"
-    yield f"job={_quoted(job.folder)}"
-    yield f"cd {_quoted(job.directory)} || exit 2"
-    if slurm.container is None:
-        yield f"export PATH={_quoted(job.programs)}:$PATH"
-    yield from slurm.setup
-    if slurm.setup:
-        yield "set +e   # the lines above may have set it, and what follows reads exit codes itself"
-    yield f"container={shlex.quote(slurm.container or '')}   # stands before each command, split at its spaces"
-    yield ""
-
-
 def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
-
-
-_HEAD = """\
-#!/bin/bash
-# Trains {run}. Written by `dapo launch`.
-# {said}.
-# Submitted with: sbatch {script}"""
-
-_SIGNALS = """\
-# First of all: Slurm's signal may come at any moment, and a script without a trap dies of it.
-driver= asked=0 again=
-stop() { asked=$((asked + 1)) again=$1; echo "$(date +%FT%T) $2: the run finishes its step, saves and ends"
-  [ -z "$driver" ] || kill -TERM "$driver" 2>/dev/null; }
-trap 'stop yes "the job has little time left"' USR1   # Slurm, before the end
-trap 'stop "" "the job was asked to end"' USR2        # you: scancel --batch --signal=USR2 JOB
-trap 'asked=$((asked + 1))' TERM                      # scancel JOB: Slurm tells every process of the job itself
-set -uo pipefail
-"""
-
-_RAY = """\
-# A Ray cluster of this job alone: a head here, a worker on each other machine.
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
-export RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0   # hosts have the priority of processes without Ray
-export RAY_task_events_report_interval_ms=0   # else the head keeps some KiB of each call
-export RAY_gcs_rpc_server_reconnect_timeout_s=86400   # without a head a step is finished and saved, not given up
-ip=$(hostname -I | cut -d' ' -f1); export RAY_ADDRESS=$ip:$((20000 + SLURM_JOB_ID % 10000))
-nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST")) steps=()
-on() { local node=$1; shift   # a command on one machine, with all that the job has there
-  srun --overlap --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" -w "$node" "$@" \\
-    < /dev/null > "$job/ray-$node.txt" 2>&1 & steps+=($!); }
-leave() { kill "${steps[@]}" 2>/dev/null; wait "${steps[@]}" 2>/dev/null; }
-trap leave EXIT
-on "${nodes[0]}" $container ray start --head --node-ip-address="$ip" --port="${RAY_ADDRESS##*:}" \\
-  --num-cpus="$SLURM_CPUS_ON_NODE" --temp-dir="${TMPDIR:-/tmp}/ray-$SLURM_JOB_ID" --include-dashboard=false --block
-for node in "${nodes[@]:1}"; do   # until the head answers
-  on "$node" bash -c "until $container ray start --address=$RAY_ADDRESS \\
-    --num-cpus=$SLURM_CPUS_ON_NODE --block; do sleep 2; done"
-done
-until [ "$($container python -c '
-import ray
-ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-print(sum(node["Alive"] for node in ray.nodes()))' 2>/dev/null | tail -n 1)" = NODES ]; do
-  for step in "${steps[@]}"; do
-    kill -0 "$step" 2>/dev/null || { echo "Ray ended on a machine; see $job/ray-*.txt"; exit 1; }
-  done
-  [ $asked = 0 ] || exit 1
-  sleep 2
-done
-echo "$(date +%FT%T) Ray is up on NODES machines: ${nodes[*]}"
-"""
-
-_TRAIN = """\
-# A run that this very job began is continued when the job starts again.
-begun=$job/begun-$SLURM_JOB_ID
-newest() { ls -d "$run"/checkpoints/step_[0-9]* 2>/dev/null | tail -n 1; }
-had=$(newest)
-if [ -e "$begun" ] && [ "$run/recipe.resolved.yaml" -nt "$begun" ]; then
-  AGAIN < /dev/null & driver=$!
-else
-  [ -e "$begun" ] || touch "$begun"
-  START < /dev/null & driver=$!
-fi
-[ $asked = 0 ] || kill -TERM "$driver"   # it was asked before there was a run
-while :; do   # a signal ends the waiting, and not the run
-  before=$asked; wait "$driver"; code=$?
-  [ $asked = "$before" ] && break
-done
-echo "$(date +%FT%T) dapo train ended with $code"
-"""
-
-_REQUEUE = """\
-# 130: stopped and saved. 143: it was asked before there was anything to save.
-# 75: trainer.max_hours or the loss of the Ray cluster ended it, saved.
-if [ $code = 75 ] || { [ -n "$again" ] && { [ $code = 130 ] || [ $code = 143 ]; }; }; then
-  if [ "$(newest)" = "$had" ]; then
-    echo "no step was finished in this job's time, so it is not put back into the queue: raise slurm.options.time"
-    exit 1
-  fi
-  scontrol requeue "$SLURM_JOB_ID" && exit 0
-fi
-"""

@@ -10,6 +10,7 @@ from typing import Any
 
 from dapo.config.check_sft import supervised
 from dapo.config.checks import long_warmup
+from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.data.demonstrations import Demonstration, Demonstrations, prepare_demonstrations
@@ -20,7 +21,6 @@ from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.observe.console import Console
-from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.model import check_model, facts_without_weights, make_facts, make_model, make_tokenizer, with_folder
 from dapo.run.sampling import stop_tokens
 from dapo.run.session import Session

@@ -8,11 +8,11 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from dapo.config.deployment import Deployment
 from dapo.config.schema import Recipe
 from dapo.models.rendezvous import LOOPBACK
 from dapo.processes.left_over import claim, delete_left
 from dapo.processes.transport import SHARED_FOLDER
-from dapo.run.deployment import Deployment
 from dapo.run.places import Places
 from dapo.system import shared_memory
 from dapo.types.model import ModelFacts

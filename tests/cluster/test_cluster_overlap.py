@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-from dataclasses import replace
 
 import pytest
 from small_run import assert_none_lost_or_doubled, write_recipe
 
 import dapo
+from dapo.config.deployment import Deployment
 from dapo.errors import MachineError
 from dapo.learner.driver import LearnerDriver
 from dapo.loop.sampling.collector import StreamingCollector
 from dapo.observe.metrics import read_metrics, without_clock
-from dapo.run import reinforcement
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -61,8 +60,7 @@ def test_no_recorded_token_is_older_than_promised(whole):
 def test_the_learners_process_computes_what_the_driver_would(whole, recipe, monkeypatch):
     """To the digit: rows of every step, and the weights of the last one."""
     assert (whole.path / "hosts" / "learner.txt").exists()
-    placed = reinforcement.deployment_of
-    monkeypatch.setattr(reinforcement, "deployment_of", lambda *a, **k: replace(placed(*a, **k), learner="here"))
+    monkeypatch.setattr(Deployment, "learner", "here")
     inside = dapo.train(str(recipe), **LOCKSTEP, **{"run.name": "inside"})
     assert not (inside.path / "hosts" / "learner.txt").exists()
     assert_rows_equal(rows(whole), rows(inside), range(7))

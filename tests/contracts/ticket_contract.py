@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from learner_rows import make_rows
 from learner_subject import learn
 
 from dapo.config import schema
+from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
 from dapo.models.facts import read_facts
 from dapo.models.load import load_model
@@ -24,7 +25,6 @@ from dapo.rollout.factory import EngineSpec, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run import learners
-from dapo.run.deployment import deployment_of
 from dapo.weights.routes import ROUTES
 
 
@@ -83,7 +83,7 @@ class Desk:
         exchange = exchange_by(route, self.folder / f"weights-{route}-{ranks}-{lora}", host=host)
         # chosen here and not by the recipe's checks: one process that takes turns lives elsewhere, too
         place = "ranks" if ranks > 1 else "apart"
-        deployment = replace(deployment_of(recipe), learner=place, route=route)
+        deployment = type("Placed", (Deployment,), {"learner": place, "route": route})(recipe)
         return learners.make_learner(
             recipe, deployment, self.facts, None, exchange=exchange, run=self.folder, places=self.places
         )

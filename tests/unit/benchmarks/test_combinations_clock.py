@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dapo.config.deployment import is_by_the_clock
+from dapo.config.deployment import Deployment
 from dapo.config.load import load_recipe
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -70,7 +70,7 @@ def test_in_every_drawn_run_the_clock_decides(clock):
     for number in NUMBERS:
         words = clock.command(clock.drawn(number, 0.5).overrides, Path("work"), "run", number, 1)[2:]
         recipe = load_recipe("quickstart", [word.replace("{url}", "http://127.0.0.1:1") for word in words]).recipe
-        assert is_by_the_clock(recipe)
+        assert Deployment(recipe).by_the_clock
         assert recipe.rollout.max_staleness == clock.drawn(number, 0.5).staleness
 
 

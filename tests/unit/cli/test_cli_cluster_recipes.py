@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from dapo.cli.check_memory import Memory, estimate_memory, load_tokenizer_and_facts, memory_lines
-from dapo.cli.check_ranks import engines_apart, gathered_numbers, publish_lines
+from dapo.cli.check_ranks import gathered_numbers, publish_lines
 from dapo.cli.check_time import CARDS, needed_memory, time_lines
 from dapo.cli.main import main
 from dapo.config import load_recipe, recipe_from_dict
+from dapo.config.deployment import Deployment
 from dapo.config.shipped import FOLDER
 from dapo.models.tiny import SIGNED_SUM_WORDS, make_word_tokenizer
 from dapo.types.model import ModelFacts
@@ -150,7 +151,7 @@ def test_engines_that_work_beside_the_learner_have_cards_of_their_own():
         learner={"ranks": 4},
     )
     memory = estimate_memory(beside, facts, 10)
-    assert engines_apart(beside)
+    assert Deployment(beside).engines_apart
     assert memory.held == 0
     assert memory.generating == memory.engine + memory.cache
     assert any(line.startswith("a rank's device about ") for line in memory_lines(beside, facts, 10))

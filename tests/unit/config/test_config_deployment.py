@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dapo.config.deployment import (
-    engine_count,
-    engine_slots,
-    engines_on_ray,
-    is_colocated,
-    is_lockstep,
-    is_pool,
-    server_urls,
-    weight_route,
-)
+from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
 from dapo.errors import RecipeError
 
@@ -30,27 +21,30 @@ def recipe(*overrides):
     return recipe_from_dict(SMALL, list(overrides)).recipe
 
 
+def placed(*overrides):
+    return Deployment(recipe(*overrides))
+
+
 def test_one_engine_is_no_pool():
-    one = recipe()
-    assert (engine_count(one), is_pool(one), engine_slots(one)) == (1, False, [None])
-    server = recipe("rollout.engine=vllm_server", "rollout.server.url=http://a:1")
-    assert (engine_count(server), is_pool(server), server_urls(server)) == (1, False, ["http://a:1"])
+    one, server = placed(), placed("rollout.engine=vllm_server", "rollout.server.url=http://a:1")
+    assert (one.engines, one.pool, one.slots) == (1, False, (None,))
+    assert (server.engines, server.pool, server.urls) == (1, False, ("http://a:1",))
 
 
 def test_engines_and_servers_are_counted():
-    three = recipe("rollout.engines=3", "rollout.slots=8")
-    assert (engine_count(three), is_pool(three), engine_slots(three)) == (3, True, [8, 8, 8])
-    assert engine_slots(recipe("rollout.engines=2", "rollout.slots=[8, 32]")) == [8, 32]
-    servers = recipe("rollout.engine=vllm_server", TWO, "rollout.slots=[64, 256]")
-    assert (server_urls(servers), engine_slots(servers)) == (["http://a:1", "http://b:2"], [64, 256])
+    three = placed("rollout.engines=3", "rollout.slots=8")
+    assert (three.engines, three.pool, three.slots) == (3, True, (8, 8, 8))
+    assert placed("rollout.engines=2", "rollout.slots=[8, 32]").slots == (8, 32)
+    servers = placed("rollout.engine=vllm_server", TWO, "rollout.slots=[64, 256]")
+    assert (servers.urls, servers.slots) == (("http://a:1", "http://b:2"), (64, 256))
 
 
 def test_on_a_ray_cluster_also_a_single_engine_lives_elsewhere():
-    one = recipe("launch.backend=ray")
-    assert (is_pool(one), engines_on_ray(one), is_colocated(one)) == (True, 1, True)
-    servers = recipe("launch.backend=ray", "rollout.engine=vllm_server", TWO, "learner.ranks=2")
-    assert (is_pool(servers), engines_on_ray(servers)) == (True, 0)
-    assert engines_on_ray(recipe("rollout.engines=2")) == 0
+    one = placed("launch.backend=ray")
+    assert (one.pool, one.engines_on_ray, one.shares_places) == (True, True, True)
+    servers = placed("launch.backend=ray", "rollout.engine=vllm_server", TWO, "learner.ranks=2")
+    assert (servers.pool, servers.engines_on_ray) == (True, False)
+    assert not placed("rollout.engines=2").engines_on_ray
 
 
 @pytest.mark.parametrize(
@@ -64,7 +58,7 @@ def test_on_a_ray_cluster_also_a_single_engine_lives_elsewhere():
     ],
 )
 def test_ranks_and_engines_share_places_where_they_take_turns(overrides, colocated):
-    assert is_colocated(recipe("launch.backend=ray", *overrides)) is colocated
+    assert placed("launch.backend=ray", *overrides).shares_places is colocated
 
 
 def test_settings_of_a_ray_cluster_are_not_read_without_one():
@@ -122,7 +116,7 @@ def test_each_setting_of_processes_is_read_where_there_are_such(overrides, unrea
     ],
 )
 def test_lockstep_is_for_engines_that_repeat_themselves(overrides, lockstep):
-    assert is_lockstep(recipe(*overrides)) is lockstep
+    assert placed(*overrides).lockstep is lockstep
 
 
 @pytest.mark.parametrize(
@@ -171,8 +165,8 @@ WIDE = ("rollout.engine=vllm", "rollout.vllm.tensor_parallel_size=2")
     ],
 )
 def test_a_route_that_leads_to_the_engines(route, over):
-    found = recipe(*over, f"rollout.weight_transfer={route}")
-    assert weight_route(found) == ("folder" if route == "auto" else route)
+    found = placed(*over, f"rollout.weight_transfer={route}")
+    assert found.route == ("shared" if route == "auto" else route)
 
 
 @pytest.mark.parametrize(

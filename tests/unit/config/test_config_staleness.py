@@ -8,7 +8,7 @@ import pytest
 from small_recipe import small_recipe
 
 from dapo.config.checks import ratio_against
-from dapo.config.deployment import is_lockstep, is_pool
+from dapo.config.deployment import Deployment
 from dapo.config.load import load_recipe, recipe_from_dict
 from dapo.errors import RecipeError
 
@@ -84,7 +84,7 @@ def test_one_version_is_warned_of_and_two_are_not():
 @pytest.mark.parametrize(
     ("rollout", "pool", "lockstep"),
     [
-        ({}, False, True),
+        ({}, False, False),
         ({"max_staleness": 2}, True, False),
         ({"max_staleness": 2, "overlap_turns": 4}, True, True),
         ({"engines": 2}, True, True),
@@ -92,8 +92,8 @@ def test_one_version_is_warned_of_and_two_are_not():
     ],
 )
 def test_an_engine_beside_the_learner_is_a_pool_of_one(rollout, pool, lockstep):
-    found = small_recipe(rollout=rollout)
-    assert (is_pool(found), is_lockstep(found)) == (pool, lockstep)
+    found = Deployment(small_recipe(rollout=rollout))
+    assert (found.pool, found.lockstep) == (pool, lockstep)
 
 
 def embedded(limit, recompute, **algorithm):

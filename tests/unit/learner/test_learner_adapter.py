@@ -15,7 +15,7 @@ from test_learner_worker import OBJECTIVE
 
 from dapo.algorithms.objective import with_terms
 from dapo.config import schema
-from dapo.config.deployment import sends_adapter
+from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
 from dapo.config.unusual import warnings_of
 from dapo.errors import CheckpointError, EngineError, ModelError, RecipeError
@@ -433,7 +433,7 @@ def test_what_is_sent_is_a_folder_that_peft_reads(folder, tmp_path):
 )
 def test_who_gets_an_adapter_by_itself(dtype, engine, lora, sent):
     recipe = recipe_of(dtype, engine, lora)
-    assert sends_adapter(recipe) == sent
+    assert Deployment(recipe).sends_adapter == sent
     if lora:
         doubts = " ".join(warnings_of(recipe, frozenset()))
         assert ("merged into weights of 8 bits" in doubts) == (dtype == "bfloat16" and not sent)

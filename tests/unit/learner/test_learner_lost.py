@@ -12,6 +12,7 @@ from learner_here import learner_apart
 from learner_rows import make_rows
 from number_engine import GATE, NumberEngine
 
+from dapo.config.deployment import deployment_of
 from dapo.config.load import recipe_from_dict
 from dapo.errors import LearnerError, LearnerLost, ModelError, RecipeError
 from dapo.learner.driver import LearnerDriver
@@ -26,7 +27,6 @@ from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.pool import EnginePool
 from dapo.run import learners
-from dapo.run.deployment import deployment_of
 from dapo.types.batch import LearnStep
 from dapo.weights.exchange import WeightExchange
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dapo.config.checks import ratio_against
+from dapo.config.deployment import deployment_of
 from dapo.config.load import recipe_from_dict
 from dapo.errors import RecipeError
 from dapo.models.facts import facts_of
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.run.deployment import deployment_of
 from dapo.run.engines import check_engine, start_engine
 from dapo.run.given import Context
 

@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from dapo.config import schema
+from dapo.config.deployment import deployment_of
 from dapo.config.load import recipe_from_dict
 from dapo.rollout.factory import EngineSpec, ServerAccess
-from dapo.run.deployment import deployment_of
 
 SMALL = {
     "model": {"path": "someone/model"},

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from dapo.config import schema
+from dapo.config.deployment import deployment_of
 from dapo.models.adapter import adapter_parameters
 from dapo.rollout import factory
 from dapo.run import engines
-from dapo.run.deployment import deployment_of
 from dapo.run.given import Context
 from dapo.run.held import learner_holds
 

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 import pytest
 import torch
 
+from dapo.config.deployment import deployment_of
 from dapo.config.load import recipe_from_dict
 from dapo.errors import ClusterEnded, ClusterError, EngineError, ModelError, RecipeError
 from dapo.observe.console import Console
 from dapo.processes.placement import Bundle, Node
 from dapo.run import places as module
 from dapo.run import reinforcement
-from dapo.run.deployment import deployment_of
 from dapo.run.given import Given
 from dapo.run.places import Places, describe_place, describe_plan, missing_ray, wants_devices
 from dapo.types.evidence import ClusterLost
