@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import Iterable, Sequence
 
+from dapo.metrics.charts import charts_of
 from dapo.metrics.glossary import lookup
 from dapo.report.choose import choose_rollouts, live_rollouts
 from dapo.report.compare import bands_of, labels_of
@@ -42,6 +43,7 @@ def bundle_of(runs: Sequence[RunContents], *, live: bool, budget: Budget | None 
     )
     views = [run_view(run, label, live=live, budget=each) for run, label in zip(runs, labels_of(runs), strict=True)]
     bands = bands_of(runs, each.points)
+    drawn = [key for view in views for key, values in view["curves"]["values"].items() if set(values) != {None}]
     keys = {key for view in views for key in view["curves"]["values"]}
     keys |= {tile["key"] for view in views for tile in view["tiles"]}
     keys |= {key for view in views for advice in view["advice"] for key in advice["keys"]}
@@ -52,6 +54,7 @@ def bundle_of(runs: Sequence[RunContents], *, live: bool, budget: Budget | None 
         "runs": views,
         "families": compare_families(runs),
         "bands": bands,
+        "charts": charts_of(drawn),
         "glossary": definitions(sorted(keys)),
     }
 

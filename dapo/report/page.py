@@ -44,7 +44,6 @@ SCRIPTS = (
     "theme.js",
     "source_embedded.js",
     "catalogue.js",
-    "catalogue_steps.js",
     "series.js",
     "marks.js",
     "chart.js",

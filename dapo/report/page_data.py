@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from dapo.metrics.charts import Chart
 from dapo.observe.sentences import State
 
 Tone = Literal["good", "bad", "warn", ""]
@@ -279,6 +280,7 @@ class PageData(TypedDict):
     runs: list[RunView]
     families: list[FamilyView]  # [] for one run
     bands: dict[str, dict[str, Band]]  # family with two runs and more -> metric key -> band
+    charts: list[Chart]  # of the metrics that a run has, in the order of the page
     glossary: dict[str, Definition]  # of every key in curves and tiles
 
 

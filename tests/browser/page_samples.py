@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dapo.metrics.charts import charts_of
 from dapo.metrics.glossary import lookup
 from dapo.report.page_data import FamilyView, GroupView, PageData, ResponseView, RunView, Tokens
 
@@ -243,6 +244,7 @@ def sample_bundle(
         "runs": views,
         "families": families or [],
         "bands": bands or {},
+        "charts": charts_of([key for run in views for key in run["curves"]["values"]]),
         "glossary": glossary,
     }
 

@@ -9,9 +9,9 @@ class FirstCharts {
     add(root, [this.empty, this.grid]);
   }
 
-  update(x, keys) {
+  update(x) {
     const { page } = this;
-    const wanted = firstCharts(keys, page.entities.length > 1)
+    const wanted = firstCharts(page.bundle, page.entities.length > 1)
       .map((spec) => ({ spec, rows: rowsOf(spec, page.entities, x) }))
       .filter(({ rows }) => rows.length);
     const ids = new Set(wanted.map(({ spec }) => spec.id));
@@ -94,10 +94,11 @@ class FoldedCharts {
       ["learning", "Learning"],
       ["health", "Health"],
       ["cost", "Cost"],
+      ["other", "Other numbers"],
     ].map(([section, title]) => {
       const grid = el("div", { class: "folds" });
       const all = el("button", { type: "button", class: "quiet", on: { click: () => this.all(grid, all) } }, "Open all");
-      const open = !matchMedia("(max-width: 620px)").matches;
+      const open = section !== "other" && !matchMedia("(max-width: 620px)").matches;
       const part = el("details", { class: "part", id: section, open }, el("summary", {}, el("h3", {}, title)), all, grid);
       root.append(part);
       return { section, part, grid };
@@ -111,11 +112,11 @@ class FoldedCharts {
   }
 
   /** `above`: ids of charts that are drawn in whole already. */
-  update(x, keys, above) {
+  update(x, above) {
     const seen = new Set();
     for (const { section, part, grid } of this.parts) {
-      const charts = catalogue(section, keys)
-        .filter((spec) => !above.includes(spec.id))
+      const charts = this.page.bundle.charts
+        .filter((spec) => spec.section === section && !above.includes(spec.id))
         .flatMap((spec) => chartsOf(spec, this.page.entities, x))
         .filter(({ rows }) => rows.length);
       for (const { spec, rows } of charts) {

@@ -133,15 +133,13 @@ const page = {
 
   draw() {
     const { bundle } = page;
-    const keys = allKeys(bundle);
     const x = unionOfSteps(bundle);
     page.entities = entitiesOf(bundle, page.seeds);
     const [low, high] = x.length ? [x[0], x[x.length - 1]] : [0, 1];
     page.extent = low === high ? [low - 0.5, high + 0.5] : [low, high];
     page.redrawHeader();
     page.outcome.update();
-    const above = page.first.update(x, keys);
-    page.show("numbers", page.folded.update(x, keys, above));
+    page.show("numbers", page.folded.update(x, page.first.update(x)));
     const warnings = page.advice.update();
     const mark = page.marks.get("warnings");
     mark.textContent = warnings.all ? ` ${warnings.all}` : "";

@@ -12,10 +12,9 @@ function boundsOf(spec, columns) {
     }
   }
   if (low > high) return [0, 1];
-  if (spec.full) return [0, Math.abs(high - 1) < 0.02 ? 1 : high * 1.04 || 1];
+  if (spec.kind === "stack") return [0, Math.abs(high - 1) < 0.02 ? 1 : high * 1.04 || 1];
   if (low === high)
     return low === 0 ? [0, spec.unit === "share" ? 0.1 : 1] : [Math.min(0, low * 1.2), Math.max(0, low * 1.2)];
-  if (spec.kind === "stack") return [0, high * 1.04];
   if (low >= 0 && low < high * 0.6) low = 0;
   if (high <= 0 && high > low * 0.6) high = 0;
   const room = (high - low) * 0.06;

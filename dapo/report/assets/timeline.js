@@ -5,6 +5,15 @@ const LANE = 26;
 const AXIS = 24;
 const STARTS = / start$/; // ends the name of the spans in which a process was started
 
+/** The colour of a phase, as in the chart of seconds. */
+function phaseColour(name) {
+  const known = ["generate", "learn", "score", "evaluate", "publish", "shape", "save", "report"];
+  if (name === "judge") return "--c8";
+  if (name === "engines busy") return "--c1"; // as generate
+  if (name === "learner busy") return "--c2"; // as learn
+  return known.includes(name) ? `--c${known.indexOf(name) + 1}` : "--other";
+}
+
 function niceGap(span, most) {
   const raw = span / most;
   const power = 10 ** Math.floor(Math.log10(raw));
