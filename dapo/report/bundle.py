@@ -18,7 +18,7 @@ from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
 from dapo.report.settings import made_of
 from dapo.report.thin import Budget, curves_of
-from dapo.report.trace import timeline_of
+from dapo.report.trace import time_of
 
 __all__ = ["Budget", "bundle_of", "run_view"]
 
@@ -36,11 +36,7 @@ def bundle_of(runs: Sequence[RunContents], *, live: bool, budget: Budget | None 
     """
     budget = budget or Budget()
     share = max(1.0, len(runs) / SHARED_RUNS)
-    each = Budget(
-        points=max(60, int(budget.points / share)),
-        spans=max(200, budget.spans // max(1, len(runs))),
-        rollout_bytes=budget.rollout_bytes // max(1, len(runs)),
-    )
+    each = Budget(max(60, int(budget.points / share)), budget.rollout_bytes // max(1, len(runs)))
     views = [run_view(run, label, live=live, budget=each) for run, label in zip(runs, labels_of(runs), strict=True)]
     bands = bands_of(runs, each.points)
     drawn = [key for view in views for key, values in view["curves"]["values"].items() if set(values) != {None}]
@@ -78,7 +74,7 @@ def run_view(run: RunContents, label: str, *, live: bool, budget: Budget) -> Run
         "recipe": _recipe(run),
         "machines": without_repeats(run.machines),
         "processes": run.processes,
-        "timeline": timeline_of(run, budget.spans),
+        "time": time_of(run),
         "rollouts": rollouts,
         "notes": [*run.notes, *notes],
     }

@@ -56,7 +56,7 @@ SCRIPTS = (
     "rollouts.js",
     "prompts.js",
     "heldout.js",
-    "timeline.js",
+    "time.js",
     "cluster.js",
     "recipe.js",
     "main.js",

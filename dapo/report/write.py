@@ -60,7 +60,7 @@ def _page(runs: Sequence[RunContents], limit: int) -> tuple[str, PageData]:
         size = len(page_html(bundle_of(runs, live=False, budget=budget)))
         if size <= limit:
             break
-        budget = replace(budget, points=budget.points // 2, spans=budget.spans // 2)
+        budget = replace(budget, points=budget.points // 2)
     else:
         raise DataError(
             f"the page takes {size / 1e6:.1f} MB without rollouts, and may take {limit / 1e6:.1f}. "

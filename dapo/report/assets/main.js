@@ -7,7 +7,7 @@ const SECTIONS = [
   ["numbers", "More numbers"],
   ["cluster", "Cluster"],
   ["rollouts", "Rollouts"],
-  ["timeline", "Timeline"],
+  ["time", "Time"],
   ["recipe", "Recipe"],
 ];
 
@@ -99,7 +99,7 @@ const page = {
   choose(label) {
     page.run = label;
     page.rollouts.update();
-    page.timeline.update();
+    page.time.update();
     for (const chooser of page.choosers) chooser();
   },
 
@@ -149,7 +149,7 @@ const page = {
     for (const chooser of page.choosers) chooser();
     page.show("cluster", page.cluster.update());
     if (bundle.runs.length) {
-      page.timeline.update();
+      page.time.update();
       page.rollouts.update();
     }
     page.show("rollouts", !bundle.runs.length || bundle.runs.some((run) => !run.supervised)); // whoever imitates has none
@@ -197,8 +197,8 @@ const page = {
     page.advice = new AdviceSection(parts.get("warnings"), page);
     page.cluster = new ClusterSection(parts.get("cluster"), page);
     page.rollouts = new Rollouts(parts.get("rollouts"), page);
-    parts.get("timeline").append(page.runChooser());
-    page.timeline = new TimelineSection(parts.get("timeline"), page);
+    parts.get("time").append(page.runChooser());
+    page.time = new TimeSection(parts.get("time"), page);
     page.recipe = new RecipeSection(parts.get("recipe"), page);
     page.spy(parts);
   },
