@@ -35,7 +35,7 @@ from dapo.errors import DataError
 from dapo.report.page_data import PageData
 
 ASSETS = Path(__file__).parent / "assets"
-LIBRARIES = ("vendor/uplot.min.js", "vendor/tabulator.min.js")
+LIBRARIES = ("vendor/htm.min.js", "vendor/uplot.min.js", "vendor/tabulator.min.js")
 STYLES = ("vendor/uplot.min.css", "vendor/tabulator.min.css", "base.css", "page.css", "rollouts.css")
 SCRIPTS = (
     "dom.js",

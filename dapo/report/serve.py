@@ -317,7 +317,7 @@ def _runs_html(folder: str) -> str:
             "<noscript><p>This page draws curves with JavaScript, which is switched off here.</p></noscript>"
         ),
         ("base.css", "live.css", "runs.css"),
-        ((), ("dom.js", "text.js", "format.js", "theme.js", "live.js", "runs.js")),
+        (("vendor/htm.min.js",), ("dom.js", "text.js", "format.js", "theme.js", "live.js", "runs.js")),
         {},
         connect="'self'",
     )

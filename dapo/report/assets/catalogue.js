@@ -5,8 +5,7 @@ const FIRST_SUPERVISED = ["validation/loss", "loss", "entropy", "grad", "example
 
 /** The charts that are drawn first. Of several runs each has one line a run, and is `narrowed` where that leaves out some. */
 function firstCharts({ charts, runs }, several) {
-  const heldOut =
-    charts.find(({ id }) => id === "validation/accuracy") || charts.find(({ id }) => /^validation\/.*accuracy$/.test(id));
+  const heldOut = charts.find(({ id }) => /^validation\/(.*\/)?accuracy$/.test(id)); // that of all sets comes first
   const wanted = runs.some((run) => run.supervised) ? FIRST_SUPERVISED : heldOut ? [heldOut.id, ...FIRST] : FIRST;
   const first = wanted.map((id) => charts.find((spec) => spec.id === id)).filter(Boolean);
   if (!several) return first;

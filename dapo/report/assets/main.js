@@ -33,7 +33,7 @@ const page = {
   extent: [0, 1],
   entities: [],
   ready: false,
-  freshness: el("span", { class: "freshness", role: "status" }),
+  freshness: html`<span class="freshness" role="status" />`,
 
   runView() {
     return page.bundle.runs.find((run) => run.label === page.run) || page.bundle.runs[0];
@@ -154,16 +154,10 @@ const page = {
     }
     page.show("rollouts", !bundle.runs.length || bundle.runs.some((run) => !run.supervised)); // whoever imitates has none
     const made = bundle.live ? `as of ${moment(bundle.made)}` : `made ${moment(bundle.made)}`;
-    put(
-      document.getElementById("foot"),
-      el(
-        "p",
-        {},
-        `dapo ${oneLine(bundle.version, 30)} · ${made} · this page loads nothing`,
-        page.live ? " but what its own server says" : "",
-        " · charts by uPlot, tables by Tabulator (MIT)",
-      ),
-    );
+    const loads = page.live ? "this page loads nothing but what its own server says" : "this page loads nothing";
+    const libraries = "charts by uPlot, tables by Tabulator (MIT), templates by htm (Apache-2.0)";
+    const foot = [`dapo ${oneLine(bundle.version, 30)}`, made, loads, libraries].join(" · ");
+    put(document.getElementById("foot"), html`<p>${foot}</p>`);
   },
 
   build() {
@@ -171,25 +165,20 @@ const page = {
     const parts = new Map();
     page.marks = new Map();
     const links = SECTIONS.map(([id, text]) => {
-      const mark = el("b", { class: "count" });
+      const mark = html`<b class="count" />`;
       page.marks.set(id, mark);
-      parts.set(
-        id,
-        el(
-          "section",
-          { id, "aria-labelledby": `${id}-title`, class: "section" },
-          el("h2", { id: `${id}-title` }, text),
-        ),
-      );
-      return el("li", {}, el("a", { href: `#${id}` }, text, mark));
+      const title = `${id}-title`;
+      parts.set(id, html`
+        <section id=${id} aria-labelledby=${title} class="section"><h2 id=${title}>${text}</h2></section>`);
+      return html`<li><a href=${`#${id}`}>${text}${mark}</a></li>`;
     });
-    page.nav = el("nav", { "aria-label": "Sections" }, el("ul", {}, links));
-    page.troubled = el("p", { class: "trouble", role: "alert", hidden: true });
+    page.nav = html`<nav aria-label="Sections"><ul>${links}</ul></nav>`;
+    page.troubled = html`<p class="trouble" role="alert" hidden />`;
     put(main, page.troubled, [...parts.values()]);
     page.redrawHeader = header(page, document.getElementById("top"));
     const charts = parts.get("charts");
     page.controls = new ChartControls(page);
-    charts.append(el("div", { class: "sectionhead" }, charts.firstChild, page.controls.root));
+    charts.append(html`<div class="sectionhead">${charts.firstChild}${page.controls.root}</div>`);
     page.choosers = [];
     page.outcome = new Outcome(parts.get("outcome"), page);
     page.first = new FirstCharts(charts, page);
