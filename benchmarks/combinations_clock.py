@@ -1,13 +1,15 @@
 """Draw runs in which the wall clock decides: generation overlaps learning, rewards and environments are slow or fail.
 
     python benchmarks/combinations_clock.py --work WORK [--first 1] [--count 100] [--minutes 30] [--kills 0.3]
+        [--all KEY=VALUE ...]
 
 Digits do not repeat there (``combinations.py`` compares them elsewhere), so properties are checked. Each command ends
 within ``--limit`` seconds; the account of groups and tokens closes; no step is recorded twice; no response ends twice;
 no token is older than ``rollout.max_staleness`` allows; no process is left. A share ``--kills`` of the runs gets
 SIGTERM or SIGKILL at random moments and is resumed: after SIGTERM the run says that it was interrupted. A run is drawn
-from its number. The folder of a run that breaks a property is kept. The exit code is 1 then, and where a setting was in
-two runs or more and all of them were refused.
+from its number; ``--all`` sets keys of every run, such as ``rollout.engine=vllm`` in an environment that has vLLM. The
+folder of a run that breaks a property is kept. The exit code is 1 then, and where a setting was in two runs or more and
+all of them were refused.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ CLOCK: list[Choice] = [
 ]
 SCORED: list[Choice] = [(1.0, each("run.reward_workers", 1, 2))]
 FUNCTIONS = ("quick", "slow", "raising", "late")
-GAMES = ("tries", "Counting", "thinks")
+GAMES = ("tries", "Counting", "thinks", "asks")
+AGENTS = ("asks",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +144,16 @@ class Drawn:
     signals: list[Sent] = field(default_factory=list)
 
 
-def drawn(number: int, kills: float) -> Drawn:
-    """Return the run of a number; ``kills``: share of the runs that get signals."""
+def drawn(number: int, kills: float, everywhere: Sequence[str] = ()) -> Drawn:
+    """Return the run of a number.
+
+    Args:
+        kills: share of the runs that get signals.
+        everywhere: settings that every run has.
+    """
     chance = random.Random(f"clock {number}")
     staleness, every = chance.choice([1, 1, 2, 3]), chance.choice([1, 2])
-    kept = [f"rollout.max_staleness={staleness}"]
+    kept = [*everywhere, f"rollout.max_staleness={staleness}"]
     kind, judge = chance.choice(["function", "function", "service", "environment"]), dict[str, float]()
     choices = [*CLOCK, *without_decided(CHOICES)]
     if kind == "function":
@@ -165,7 +173,9 @@ def drawn(number: int, kills: float) -> Drawn:
         kept.append(f"rewards=[{{name: accuracy, kind: service, url: '{{url}}', batch: {chance.choice([1, 4, 16])}}}]")
     else:
         kept.append("rewards=[{name: accuracy, kind: environment}]")
-        kept.append(f"environment.kind=benchmarks.combinations_games:{chance.choice(GAMES)}")
+        name = chance.choice(GAMES)
+        where = "kind=agent environment.run" if name in AGENTS else "kind"
+        kept += f"environment.{where}=benchmarks.combinations_games:{name}".split()
         choices += [
             one for one in EPISODES if not any(key.startswith(("rewards", "environment.kind")) for key in one[1][0])
         ]
@@ -323,17 +333,17 @@ def said(run: Path) -> str:
 
 
 def try_one(
-    runner: Runner, processes: Processes, number: int, folder: Path, model: Path, kills: float, limit: float
+    runner: Runner, processes: Processes, number: int, folder: Path, model: Path, asked: argparse.Namespace
 ) -> tuple[str, list[str], list[str]]:
     """Train one drawn run; return what became of it in a word, lines for a person, and its settings."""
-    one = drawn(number, kills)
+    one = drawn(number, asked.kills, asked.all)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with serving(**one.judge) as judge:
         url = f"http://127.0.0.1:{judge.server_port}/score"
         overrides = [*(word.replace("{url}", url) for word in one.overrides), f"model.path={model}"]
         words = command(overrides, folder, "run", number, one.every)
-        word, lines = train(runner, processes, one, words, folder / "run", limit)
+        word, lines = train(runner, processes, one, words, folder / "run", asked.limit)
     if word not in FINE:
         lines = [" ".join(one.overrides), *lines]
     return word, lines, one.overrides
@@ -346,6 +356,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--kills", type=float, default=0.3, help="share of the runs that are killed and stopped")
+    parser.add_argument("--all", nargs="*", default=[], metavar="KEY=VALUE", help="settings that every run has")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of one command; a longer one hangs")
     asked = parser.parse_args()
     work, until = asked.work.resolve(), time.monotonic() + 60 * asked.minutes
@@ -358,7 +369,7 @@ def main() -> int:
             if time.monotonic() > until:
                 break
             folder, began = work / f"clock-{number}", time.monotonic()
-            word, lines, overrides = try_one(runner, processes, number, folder, model, asked.kills, asked.limit)
+            word, lines, overrides = try_one(runner, processes, number, folder, model, asked)
             tried.append((word, overrides))
             took = f"run {number}: {word}, {time.monotonic() - began:.0f} s"
             print(took, *lines, sep="\n  " if lines else "", flush=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+import urllib.request
 from collections.abc import Generator
 from typing import Any
 
@@ -47,3 +49,19 @@ def thinks(prompt: Any, rng: random.Random) -> Generator[str, Any, dict[str, flo
         time.sleep(rng.random() / 3)
         turn = yield rng.choice(["+1", "-1 =", "?"])
     return {"accuracy": float(turn.text.strip()[-1:] in tuple("02468"))}
+
+
+def asks(prompt: Any, *, base_url: str, api_key: str) -> float:
+    """Ask the model twice, as an agent: on top of its first answer, or of a conversation that forgets it."""
+
+    def answer(*said: dict[str, str]) -> dict[str, str]:
+        body = json.dumps({"messages": said}).encode()
+        asked = urllib.request.Request(f"{base_url}/chat/completions", body, {"Authorization": f"Bearer {api_key}"})
+        with urllib.request.urlopen(asked) as reply:
+            return json.loads(reply.read())["choices"][0]["message"]
+
+    question = {"role": "user", "content": prompt.problem}
+    first = answer(question)
+    kept = [question, first] if len(first["content"]) % 2 else []
+    last = answer(*kept, {"role": "user", "content": f"+{len(first['content']) % 9} ="})
+    return float(last["content"].strip()[-1:] in tuple("02468"))

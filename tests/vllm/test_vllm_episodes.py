@@ -52,24 +52,31 @@ def started(request, tmp_path_factory) -> tuple[str, Path, list[str]]:
     return "turns", folder, [name, *by_turn.SETTINGS, *stops]
 
 
-@pytest.fixture(scope="module", params=["vllm", "vllm_server"])
+@pytest.fixture(scope="module", params=[("vllm", 0), ("vllm_server", 0), ("vllm", 2), ("vllm_server", 2)])
 def played(request, started):
-    """Such a run of a few steps over an engine."""
+    """Such a run of a few steps over an engine: sampling and learning in turns, or overlapping, by the wall clock."""
     kind, folder, command = started
+    engine, staleness = request.param
     over = ["rollout.engine=vllm", "rollout.vllm.kv_cache_mib=64"]
     server = None
-    if request.param == "vllm_server":
+    if engine == "vllm_server":
         server = Server(str(folder / "model"), folder)
         server.start()
         over = ["rollout.engine=vllm_server", f"rollout.server.url={server.address}", "rollout.server.patience=900"]
+    name = f"{engine}_{staleness}"
+    over += [f"trainer.steps={STEPS}", f"rollout.max_staleness={staleness}", f"run.name={name}"]
     try:
         with pytest.MonkeyPatch.context() as patch:
             drawn = Drawn(patch)
-            dapo("train", *command, *over, f"trainer.steps={STEPS}", f"run.name={request.param}", cwd=folder)
+            dapo("train", *command, *over, cwd=folder)
     finally:
         if server is not None:
             server.kill()
-    return kind, folder, folder / request.param, drawn.tokens
+    return kind, folder, folder / name, drawn.tokens
+
+
+def staleness_of(run: Path) -> int:
+    return int(run.name.rpartition("_")[2])
 
 
 def test_rows_hold_the_tokens_that_vllm_drew(played):
@@ -100,6 +107,7 @@ def test_the_books_balance_and_prefill_is_what_vllm_computed(played):
     rows = [row for row in read_metrics(run / "metrics.jsonl") if row["step"]]
     assert_every_token_has_a_fate(rows)
     for row in rows:
+        assert row.get("policy/staleness_max", 0) <= staleness_of(run)
         assert row["sampling/prefill_tokens"] > 0
         assert np.isfinite(row["environment/prefill_ratio"])
         if kind == "turns":  # prompts of several blocks that begin as the turn before: vLLM has most of them

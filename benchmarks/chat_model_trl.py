@@ -1,0 +1,174 @@
+"""TRL's GRPOTrainer on the data, prompts and settings of the recipe ``sums_smollm2``, for as many steps, beside it.
+
+    make bench-chat-model-trl MODEL=FOLDER          # in an environment that holds both
+    python benchmarks/chat_model_trl.py --model FOLDER [--seed 1] [--steps 30] [--threads 2] [--out benchmarks/results]
+
+FOLDER holds the dequantised model, as ``dapo`` keeps it in its cache. TRL has no dynamic sampling. Its weights are
+float32 and it computes in bfloat16, as it advises. Evaluations are plain transformers, before and after; their seconds
+are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import RESULTS, describe_machine, refuse_changes
+
+from dapo.config.load import load_recipe
+from dapo.config.schema import Recipe
+from dapo.rewards.last_number import judge, read_last_number
+
+NAME = "chat_model_trl"
+AT_ONCE = 25
+"""Prompts of one call of an evaluation."""
+
+
+def prompts_of(recipe: Recipe, file: Path, tokenizer: Any) -> list[dict[str, str]]:
+    """Return the prompts of a JSONL file as the model sees them, with their answers."""
+    shown = [{"role": role, "content": text} for one in recipe.data.few_shot for role, text in turns_of(one)]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [
+        {
+            "prompt": tokenizer.apply_chat_template(
+                [*shown, {"role": "user", "content": row["problem"]}], tokenize=False, add_generation_prompt=True
+            ),
+            "answer": row["answer"],
+        }
+        for row in rows
+    ]
+
+
+def turns_of(example: Any) -> list[tuple[str, str]]:
+    return [("user", example.problem), ("assistant", example.response)]
+
+
+def is_right(text: str, answer: str) -> bool:
+    return judge(read_last_number(text), answer, 0.0) == 1.0
+
+
+def evaluate(model: Any, tokenizer: Any, problems: list[dict[str, str]], tokens: int, sampled: bool) -> float:
+    """Return the share of right answers, one a problem."""
+    right = 0
+    model.eval()
+    for first in range(0, len(problems), AT_ONCE):
+        some = problems[first : first + AT_ONCE]
+        batch = tokenizer([one["prompt"] for one in some], return_tensors="pt", padding=True, add_special_tokens=False)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            made = model.generate(**batch, do_sample=sampled, top_k=0, max_new_tokens=tokens)
+        texts = tokenizer.batch_decode(made[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        right += sum(is_right(text, one["answer"]) for text, one in zip(texts, some, strict=True))
+    return right / len(problems)
+
+
+def trainer_of(recipe: Recipe, model: Any, tokenizer: Any, problems: list[dict[str, str]], options: Any) -> Any:
+    """Return a GRPOTrainer with the recipe's settings."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.rewards import get_soft_overlong_punishment
+
+    r, passes = recipe, recipe.rollout.prompts_per_step // recipe.learner.minibatch_prompts
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=True,
+        gradient_checkpointing=False,
+        loss_type="dapo",
+        epsilon=r.algorithm.clip.low,
+        epsilon_high=r.algorithm.clip.high,
+        beta=0.0,
+        scale_rewards="group",
+        mask_truncated_completions=True,
+        num_generations=r.rollout.group_size,
+        per_device_train_batch_size=r.learner.minibatch_prompts * r.rollout.group_size,
+        steps_per_generation=passes,
+        gradient_accumulation_steps=1,
+        max_steps=passes * options.steps,
+        max_completion_length=r.rollout.max_response_tokens,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        learning_rate=r.learner.learning_rate,
+        weight_decay=r.learner.weight_decay,
+        adam_beta1=r.learner.betas[0],
+        adam_beta2=r.learner.betas[1],
+        max_grad_norm=r.learner.max_grad_norm,
+        warmup_steps=r.learner.warmup,
+        lr_scheduler_type="constant_with_warmup",
+        logging_steps=passes,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=options.seed,
+    )
+
+    def accuracy(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        return [1.0 if is_right(text, gold) else -1.0 for text, gold in zip(completions, answer, strict=True)]
+
+    cache = recipe.algorithm.overlong_punishment.cache_length
+    return GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=[accuracy, get_soft_overlong_punishment(r.rollout.max_response_tokens, cache)],
+        args=config,
+        train_dataset=Dataset.from_list(problems),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the dequantised model")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    refuse_changes(options.out)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = load_recipe("sums_smollm2", [f"model.path={options.model}"])
+    recipe = loaded.recipe
+    tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    (train,), (held_out,) = recipe.data.train, recipe.data.validation
+    training, validation = (prompts_of(recipe, Path(one.path), tokenizer) for one in (train, held_out))
+    tokens, found = recipe.rollout.max_response_tokens, dict[str, Any]()
+
+    def both() -> dict[str, float]:
+        return {
+            name: evaluate(model, tokenizer, validation, tokens, sampled)
+            for name, sampled in (("sampled", True), ("greedy", False))
+        }
+
+    found["before"] = both()
+    trainer = trainer_of(recipe, model, tokenizer, training, options)
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    trainer.train()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    found["cost"] = {
+        "wall": time.monotonic() - began,
+        "processor": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    }
+    found["after"] = both()
+    found["accuracy"] = [
+        (entry["rewards/accuracy/mean"] + 1) / 2
+        for entry in trainer.state.log_history
+        if "rewards/accuracy/mean" in entry
+    ]
+    machine = describe_machine() | {"threads": options.threads}
+    result = {"machine": machine, "seed": options.seed, "steps": options.steps, **found}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
