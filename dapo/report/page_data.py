@@ -191,7 +191,7 @@ class RolloutsView(TypedDict):
 
 
 class TimeView(TypedDict):
-    """Where the time went."""
+    """Time of a run by phase."""
 
     phases: list[tuple[str, float, float, float]]  # busy seconds: in all, median of a step, longest step
     busy: list[tuple[str, float]]  # who works beside the driver, and the share of the run's time
