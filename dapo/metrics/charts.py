@@ -129,12 +129,12 @@ def _lines(line: Series, names: Names, texts: Names, found: Found) -> list[Serie
 def _alone(key: str) -> Chart:
     """Return the chart of a metric that the table does not name."""
     metric = lookup(key)
-    unit = metric.unit if metric else "1"
     return {
         "id": f"{OTHER}/{key}",
         "section": OTHER,
         "title": key,
-        "unit": unit,
+        "unit": metric.unit if metric else "1",
+        "optional": True,
         "series": [{"key": key, "label": key}],
     }
 
