@@ -359,7 +359,7 @@ def report(
     ] = None,
     budget_mb: Annotated[float, typer.Option(help="Most megabytes of report.html.")] = 10.0,
 ) -> int:
-    """Write one HTML file that opens anywhere, the main pictures, and a trace for Perfetto."""
+    """Write one HTML file that opens anywhere, and a trace for Perfetto."""
     from dapo.cli.report import report_runs
 
     report_runs(runs, out, budget_mb)

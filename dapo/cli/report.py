@@ -1,4 +1,4 @@
-"""``dapo report``: one HTML file, the main pictures and a trace from the files of runs. Imports no torch."""
+"""``dapo report``: one HTML file and a trace from the files of runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dapo.errors import DataError, RecipeError
-from dapo.observe.extra import PICTURES, check_installed
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean
 from dapo.observe.view import BAD, GOOD, QUIET
@@ -37,10 +36,9 @@ def report_runs(
         console: where to print; default the standard output.
 
     Raises:
-        RecipeError: a folder holds no run, the budget is too small for any page, or pictures cannot be drawn here.
+        RecipeError: a folder holds no run, or the budget is too small for any page.
         DataError: the report cannot be written there.
     """
-    check_installed("dapo report", PICTURES)
     if not math.isfinite(budget_mb) or budget_mb < LEAST_MB:
         raise RecipeError(f"--budget-mb {budget_mb:g}: a page without rollouts takes up to {LEAST_MB:g} MB; give more")
     console = console or Console(highlight=False)
@@ -56,20 +54,16 @@ def report_runs(
         if family["said"]:
             name = clean(family["name"] or counted(len(family["runs"]), "seed"), newlines=False)
             _say(console, Text.assemble((name, "bold"), f": {family['said']}"))
-    for note in written.notes:
-        _say(console, Text(clean(note, newlines=False), style="yellow"))
     for path in written.files:
         size = Text(f"{_size(path.stat().st_size):>9}  ", style=QUIET)
         console.print(size.append(clean(str(path), newlines=False), style=""), soft_wrap=True)
 
 
 def _default_folder(folders: Sequence[RunFolder]) -> Path:
-    """Return the folder of pages if none was named. It avoids links, which may have come with the run and lead
-    anywhere."""
+    """Return the folder of pages if none was named. No link: it may have come with the run, and lead anywhere."""
     target = folders[0].path / "report" if len(folders) == 1 else Path(SEVERAL)
-    for path in (target, target / "pictures"):
-        if path.is_symlink():
-            raise DataError(f"{path} is a link, and nothing is written through it. Name the folder with --out.")
+    if target.is_symlink():
+        raise DataError(f"{target} is a link, and nothing is written through it. Name the folder with --out.")
     return target
 
 

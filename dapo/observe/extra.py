@@ -1,4 +1,4 @@
-"""The extra ``report``: what pages, pictures and plots need, and nothing that trains does. Imports none of it."""
+"""The extra ``report``: what `dapo view`, curve.png and plots in a terminal need. Nothing that trains imports it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dapo.metrics.glossary import lookup, undefined
+from dapo.metrics.metric import SHARE
 from dapo.observe.jsonl import JsonlWriter, read_jsonl
+from dapo.observe.text import number, percent
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,14 @@ def half_of_difference(a: AccuracyPoint, b: AccuracyPoint) -> float:
     """Half of the 95 % interval of the difference of two evaluations, taken as independent (the same problems are
     asked, so the true one is smaller)."""
     return math.hypot(a.half, b.half)
+
+
+def shown(key: str, value: float | None) -> str:
+    """Return a number of a metric as its unit asks for; a dash where it was not measured."""
+    metric = lookup(key)
+    if metric is None or metric.unit != SHARE:
+        return number(value)
+    return percent(value, digits=2 if "/clip_" in key else 1)
 
 
 def without_clock(row: Row) -> Row:

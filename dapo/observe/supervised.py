@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from dapo.metrics.printed import SUPERVISED_STEP, SUPERVISED_VIEW
+from dapo.metrics.printed import SUPERVISED_STEP
 from dapo.observe.metrics import Row, series
 from dapo.observe.text import number
 
 MARK = "sft/epoch"
 """A metric that every step of a supervised run has, and no other."""
 TRAINED, HELD_OUT = "train/loss", "validation/loss"
-TILES: list[tuple[str, str, Callable[[float | None], str]]] = [
-    (title, key, number) for title, key in SUPERVISED_VIEW.items()
-]
-"""The few numbers that matter: title, key, format."""
-
 
 MOST_LINES = 20
 """Lines of steps that a supervised run prints: its steps are many and short."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,23 +14,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dapo.metrics.printed import VIEW
+from dapo.metrics.printed import SUPERVISED_VIEW, VIEW
 from dapo.observe import supervised
-from dapo.observe.metrics import accuracy_of, half_of_difference
+from dapo.observe.metrics import accuracy_of, half_of_difference, shown
 from dapo.observe.text import clean, duration, interval, number, percent, sparkline
 from dapo.types.evidence import CollectProgress
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
-
-_Form = Callable[[float | None], str]
-_SHARES: dict[str, _Form] = {
-    "training accuracy": percent,
-    "groups kept": percent,
-    "truncated": percent,
-    "clipped high": partial(percent, digits=2),
-}
-TILES: list[tuple[str, str, _Form]] = [(title, key, _SHARES.get(title, number)) for title, key in VIEW.items()]
-"""The few numbers that matter: title, key, format."""
 
 RECENT_STEPS = 20
 ENDS = 5
@@ -66,13 +55,14 @@ class RunState:
     def add_step(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         self.step, self.metrics = step, dict(metrics)
         self.marks.append(now)
-        for _, key, _ in self.tiles:
+        for key in self.tiles.values():
             if key in metrics:
                 self.history.setdefault(key, []).append(metrics[key])
 
     @property
-    def tiles(self) -> Sequence[tuple[str, str, Callable[[float | None], str]]]:
-        return supervised.TILES if supervised.MARK in self.metrics else TILES
+    def tiles(self) -> Mapping[str, str]:
+        """The few numbers that matter: title and key."""
+        return SUPERVISED_VIEW if supervised.MARK in self.metrics else VIEW
 
     def add_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         self.validation, self.validation_step = dict(metrics), step
@@ -242,15 +232,11 @@ def _tiles(state: RunState, inner: int) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for _ in range(columns):
         grid.add_column(ratio=1, no_wrap=True)
-    for first in range(0, len(state.tiles), columns):
-        row = state.tiles[first : first + columns]
-        grid.add_row(*(Text(title, style=QUIET) for title, _, _ in row))
-        grid.add_row(*(Text(form(state.metrics.get(key)), style="bold") for _, key, form in row))
-        last = first + columns >= len(state.tiles)
-        grid.add_row(
-            *(
-                Text(sparkline(state.history.get(key, []), room) + ("" if last else "\n"), style=ACCENT)
-                for _, key, _ in row
-            )
-        )
+    tiles = list(state.tiles.items())
+    for first in range(0, len(tiles), columns):
+        row = tiles[first : first + columns]
+        end = "" if first + columns >= len(tiles) else "\n"
+        grid.add_row(*(Text(title, style=QUIET) for title, _ in row))
+        grid.add_row(*(Text(shown(key, state.metrics.get(key)), style="bold") for _, key in row))
+        grid.add_row(*(Text(sparkline(state.history.get(key, []), room) + end, style=ACCENT) for _, key in row))
     return grid

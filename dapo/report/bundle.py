@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import Iterable, Sequence
 
+from dapo.metrics.charts import charts_of
 from dapo.metrics.glossary import lookup
 from dapo.report.choose import choose_rollouts, live_rollouts
 from dapo.report.compare import bands_of, labels_of
@@ -17,7 +18,7 @@ from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
 from dapo.report.settings import made_of
 from dapo.report.thin import Budget, curves_of
-from dapo.report.trace import timeline_of
+from dapo.report.trace import time_of
 
 __all__ = ["Budget", "bundle_of", "run_view"]
 
@@ -35,13 +36,10 @@ def bundle_of(runs: Sequence[RunContents], *, live: bool, budget: Budget | None 
     """
     budget = budget or Budget()
     share = max(1.0, len(runs) / SHARED_RUNS)
-    each = Budget(
-        points=max(60, int(budget.points / share)),
-        spans=max(200, budget.spans // max(1, len(runs))),
-        rollout_bytes=budget.rollout_bytes // max(1, len(runs)),
-    )
+    each = Budget(max(60, int(budget.points / share)), budget.rollout_bytes // max(1, len(runs)))
     views = [run_view(run, label, live=live, budget=each) for run, label in zip(runs, labels_of(runs), strict=True)]
     bands = bands_of(runs, each.points)
+    drawn = [key for view in views for key, values in view["curves"]["values"].items() if set(values) != {None}]
     keys = {key for view in views for key in view["curves"]["values"]}
     keys |= {tile["key"] for view in views for tile in view["tiles"]}
     keys |= {key for view in views for advice in view["advice"] for key in advice["keys"]}
@@ -52,6 +50,7 @@ def bundle_of(runs: Sequence[RunContents], *, live: bool, budget: Budget | None 
         "runs": views,
         "families": compare_families(runs),
         "bands": bands,
+        "charts": charts_of(drawn),
         "glossary": definitions(sorted(keys)),
     }
 
@@ -75,7 +74,7 @@ def run_view(run: RunContents, label: str, *, live: bool, budget: Budget) -> Run
         "recipe": _recipe(run),
         "machines": without_repeats(run.machines),
         "processes": run.processes,
-        "timeline": timeline_of(run, budget.spans),
+        "time": time_of(run),
         "rollouts": rollouts,
         "notes": [*run.notes, *notes],
     }

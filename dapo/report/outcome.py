@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from dapo.metrics.glossary import PHASES
-from dapo.observe.metrics import AccuracyPoint, half_of_difference
+from dapo.observe.metrics import AccuracyPoint, half_of_difference, shown
 from dapo.observe.sentences import ended_said
 from dapo.observe.text import big, number, percent, seconds_said, sentence
 from dapo.report.page_data import Advice, Status, Tile, Tone
@@ -262,15 +262,14 @@ def _pass_tile(facts: Facts) -> Tile | None:
 
 
 def _trend_tile(facts: Facts, label: str, key: str) -> Tile | None:
-    form = number if key in ("train/entropy", "response/length_mean") else percent
     values = facts.values(key)
     if not values:
         return None
     change = _first_last(facts, key)
     if change is None:
-        return _tile(label, form(facts.late(key) or 0.0), f"up to step {facts.last_step}", key)
+        return _tile(label, shown(key, facts.late(key) or 0.0), f"up to step {facts.last_step}", key)
     detail = f"means of the first and last {_edge(values)} steps"
-    return _tile(label, f"{form(change[0])} → {form(change[1])}", detail, key)
+    return _tile(label, f"{shown(key, change[0])} → {shown(key, change[1])}", detail, key)
 
 
 def _tokens_tile(facts: Facts) -> Tile | None:

@@ -35,7 +35,7 @@ from dapo.errors import DataError
 from dapo.report.page_data import PageData
 
 ASSETS = Path(__file__).parent / "assets"
-LIBRARIES = ("vendor/uplot.min.js", "vendor/tabulator.min.js")
+LIBRARIES = ("vendor/htm.min.js", "vendor/uplot.min.js", "vendor/tabulator.min.js")
 STYLES = ("vendor/uplot.min.css", "vendor/tabulator.min.css", "base.css", "page.css", "rollouts.css")
 SCRIPTS = (
     "dom.js",
@@ -44,7 +44,6 @@ SCRIPTS = (
     "theme.js",
     "source_embedded.js",
     "catalogue.js",
-    "catalogue_steps.js",
     "series.js",
     "marks.js",
     "chart.js",
@@ -57,7 +56,7 @@ SCRIPTS = (
     "rollouts.js",
     "prompts.js",
     "heldout.js",
-    "timeline.js",
+    "time.js",
     "cluster.js",
     "recipe.js",
     "main.js",

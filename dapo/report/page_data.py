@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from dapo.metrics.charts import Chart
 from dapo.observe.sentences import State
 
 Tone = Literal["good", "bad", "warn", ""]
@@ -189,14 +190,13 @@ class RolloutsView(TypedDict):
     thinned: Thinned
 
 
-class Timeline(TypedDict):
-    """Spans of phases. A span is (phase, step, start, seconds, busy seconds, count of stretches merged into it)."""
+class TimeView(TypedDict):
+    """Time of a run by phase."""
 
-    phases: list[str]
-    beside: list[int]  # of these, who works beside the driver: no phases
-    spans: list[tuple[int, int, float, float, float, int]]  # start: seconds since the first
+    phases: list[tuple[str, float, float, float]]  # busy seconds: in all, median of a step, longest step
+    busy: list[tuple[str, float]]  # who works beside the driver, and the share of the run's time
     ages: list[tuple[int, float]]  # of the trained tokens, in versions of the weights: the share that has each
-    thinned: Thinned
+    note: str  # on what was not recorded
 
 
 class RecipeView(TypedDict):
@@ -247,7 +247,7 @@ class RunView(TypedDict):
     recipe: RecipeView | None
     machines: list[MachineView]  # a run that was resumed elsewhere has several; [] without machine.jsonl
     processes: list[ProcessView]  # [] of a run with one
-    timeline: Timeline
+    time: TimeView
     rollouts: RolloutsView
     notes: list[str]  # what could not be read, and why
 
@@ -279,6 +279,7 @@ class PageData(TypedDict):
     runs: list[RunView]
     families: list[FamilyView]  # [] for one run
     bands: dict[str, dict[str, Band]]  # family with two runs and more -> metric key -> band
+    charts: list[Chart]  # of the metrics that a run has, in the order of the page
     glossary: dict[str, Definition]  # of every key in curves and tiles
 
 

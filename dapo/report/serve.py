@@ -5,7 +5,6 @@
     /                      all runs below the folder      /api/runs       their lines
     /run/NAME              a run                          /api/bundle     what its page shows      ?run=NAME...
     /compare?run=A&run=B   several                        /api/groups     groups of a step...      ?run=NAME&step=...
-    /metrics               all runs, for Prometheus
                                                           /api/group      one, whole               &step= &group=
                                                           /api/prompts    prompts                  &text= ...
                                                           /api/prompt     one, with its history    &id=
@@ -40,7 +39,6 @@ from dapo.report.bundle import bundle_of
 from dapo.report.guard import guards
 from dapo.report.page import Live, document, page_html
 from dapo.report.page_data import GroupView, PageData, PromptView
-from dapo.report.prometheus import CONTENT_TYPE, exposition
 from dapo.report.reader import RunContents
 from dapo.report.rollout_index import index_of, opened
 from dapo.report.runs_list import BadName, NoSuchRun, RunsFolder, address_of, brief_name
@@ -73,7 +71,6 @@ def make_app(folder: RunsFolder, hosts: Iterable[str] = (), any_address: bool = 
         Route("/", _safe(pages.runs_page)),
         Route("/run/{name:path}", _safe(pages.run_page)),
         Route("/compare", _safe(pages.compare_page)),
-        Route("/metrics", _safe(pages.metrics)),
         Route("/api/runs", _safe(pages.runs)),
         Route("/api/bundle", _safe(pages.bundle)),
         Route("/api/groups", _safe(pages.groups)),
@@ -133,10 +130,6 @@ class Pages:
         return _page(page_html(live=Live(run=", ".join(names), api="/api/")))
 
     # -------------------------------------------------------------------------------------------------------- api
-
-    def metrics(self, request: Request) -> Response:
-        """Return the newest numbers of every run, in the text format of Prometheus."""
-        return Response(exposition(self.shelf.latest()), headers={"content-type": CONTENT_TYPE})
 
     def runs(self, request: Request) -> Response:
         """``{folder, version, runs: RunLine[], waiting, led_out, cut}``; ``waiting``: runs yet to be read."""
@@ -324,7 +317,7 @@ def _runs_html(folder: str) -> str:
             "<noscript><p>This page draws curves with JavaScript, which is switched off here.</p></noscript>"
         ),
         ("base.css", "live.css", "runs.css"),
-        ((), ("dom.js", "text.js", "format.js", "theme.js", "live.js", "runs.js")),
+        (("vendor/htm.min.js",), ("dom.js", "text.js", "format.js", "theme.js", "live.js", "runs.js")),
         {},
         connect="'self'",
     )

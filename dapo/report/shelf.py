@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dapo.errors import DataError, RecipeError
-from dapo.report.page_data import ProcessView, RunLine
-from dapo.report.prometheus import latest_of
+from dapo.report.page_data import RunLine
 from dapo.report.reader import RunContents, read_run
 from dapo.report.rules import advice_of
 from dapo.report.runs_list import BadName, Fingerprint, NoSuchRun, RunsFolder, brief_name, changed, fingerprint
@@ -89,8 +88,6 @@ class _Slot:
     seen: Fingerprint | None = None
     value: Any = None
     made: float = 0.0  # monotonic seconds
-    latest: dict[str, float] = field(default_factory=dict)  # newest number of each metric key
-    processes: list[ProcessView] = field(default_factory=list)
 
 
 @dataclass
@@ -162,11 +159,6 @@ class Shelf:
                 lines.append(line)
         return sorted(lines, key=lambda line: (-(line["updated"] or line["started"] or 0.0), line["name"])), waiting
 
-    def latest(self) -> list[tuple[RunLine, dict[str, float], list[ProcessView]]]:
-        """Return the line of each run that was read, the newest number of each metric key, and its processes."""
-        found = [(line, self._lines.get(line["name"])) for line in self.lines()[0]]
-        return [(line, slot.latest, slot.processes) for line, slot in found if slot is not None]
-
     def _line(self, name: str) -> RunLine | None:
         with self._lock:
             slot = self._lines.setdefault(name, _Slot())
@@ -199,7 +191,6 @@ class Shelf:
         if status["state"] != "running":
             with self._lock:
                 self._runs.pop((name, True), None)  # nothing will be appended: its line is all that is needed
-        slot.latest, slot.processes = latest_of(run.rows), run.processes
         accuracy = _points(run, _VALIDATION)
         reward = _points(run, _TRAINING)
         return {

@@ -20,7 +20,7 @@ from dapo.types.batch import BoolArray, IntArray
 Matrix = NDArray[np.float64]
 """[rows, keys]; nan where a number is missing."""
 
-POINTS, SPANS = 600, 4000
+POINTS = 600
 FIGURES = 7
 """Significant figures of the numbers in a page; whole numbers stay whole."""
 SPARSE = "validation/"
@@ -32,7 +32,6 @@ class Budget:
     """How much a page may hold."""
 
     points: int = POINTS  # of a curve; evaluations may add to that
-    spans: int = SPANS  # of a timeline
     rollout_bytes: int = 5_000_000  # of responses, texts and token records, as gzip packs them
 
 

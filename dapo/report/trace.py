@@ -1,4 +1,4 @@
-"""Spans of a run: spans.jsonl as a file for Perfetto or chrome://tracing, and as the page's timeline.
+"""Spans of a run: spans.jsonl as a file for Perfetto or chrome://tracing, and where the time went for the page.
 
 The trace event format counts in microseconds: https://perfetto.dev/docs/getting-started/other-formats
 """
@@ -6,16 +6,16 @@ The trace event format counts in microseconds: https://perfetto.dev/docs/getting
 from __future__ import annotations
 
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dapo.metrics.glossary import BESIDE, START
 from dapo.observe.metrics import Row, series
-from dapo.report.page_data import Timeline
+from dapo.report.page_data import TimeView
 from dapo.report.phases import in_order, phases_of_row
 from dapo.report.reader import RunContents
-from dapo.report.thin import SPANS
 from dapo.types.protocols import Span
 
 COUNTERS = {
@@ -51,32 +51,23 @@ def spans_of(run: RunContents) -> tuple[list[Span], str]:
     return spans, "This run recorded no spans: each step's phases are laid one behind the other." if spans else ""
 
 
-def timeline_of(run: RunContents, limit: int = SPANS) -> Timeline:
-    """Return the page's timeline, in at most ``limit`` spans (but one a phase): neighbouring steps are merged."""
+def time_of(run: RunContents) -> TimeView:
+    """Return the seconds of each phase, most first, and who worked beside the driver for how much of the time."""
     spans, note = spans_of(run)
-    origin = spans[0].start if spans else 0.0
-    phases = in_order(span.name for span in spans)
-    number = {name: n for n, name in enumerate(phases)}
-    own = [process["name"] for process in run.processes]
-    beside = (*BESIDE, *own, *(f"{name} {START}" for name in own))
-    merged, together = merge_to(spans, limit)
-    how = "Every span is shown." if not together else f"Spans of a phase are merged over {_steps(together)}."
+    seconds: dict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for span in spans:
+        seconds[span.name][span.step] += span.busy
+    whole = max((span.start + span.seconds for span in spans), default=0.0) - (spans[0].start if spans else 0.0)
+    beside = (*BESIDE, *(process["name"] for process in run.processes))
+    starts = {f"{name} {START}" for name in beside}
+    phases = [(name, list(of.values())) for name, of in seconds.items() if name not in starts.union(beside)]
     return {
-        "phases": phases,
-        "beside": [number[name] for name in beside if name in number],
+        "phases": sorted(
+            ((name, sum(of), statistics.median(of), max(of)) for name, of in phases), key=lambda phase: -phase[1]
+        ),
+        "busy": [(name, min(1.0, sum(seconds[name].values()) / (whole or 1.0))) for name in beside if name in seconds],
         "ages": ages_of(run.rows),
-        "spans": [
-            (
-                number[span.name],
-                span.step,
-                round(span.start - origin, 6),
-                round(span.seconds, 6),
-                round(span.busy, 6),
-                span.count,
-            )
-            for span in merged
-        ],
-        "thinned": {"kept": len(merged), "of": len(spans), "how": f"{note} {how}".strip()},
+        "note": note,
     }
 
 

@@ -35,6 +35,21 @@ class Library:
 
 LIBRARIES = (
     Library(
+        "htm",
+        "3.1.1",
+        "Apache-2.0",
+        "https://github.com/developit/htm",
+        "2425b9bee11409177bcabc7f32e319926fc6690c1701c0b257c88bdff2d5ba90",
+        (
+            (
+                "package/dist/htm.umd.js",
+                "htm.min.js",
+                "7a31776e04bd4afde0d4308177d26f377716fcf7e4bd70be590746d6aa594f08",
+            ),
+            ("package/LICENSE", "htm.LICENSE", "740725f7252e750af735d0028cc534970772f513331e9f68150fede8fb3ce00f"),
+        ),
+    ),
+    Library(
         "uplot",
         "1.6.32",
         "MIT",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dapo.metrics.charts import charts_of
 from dapo.metrics.glossary import lookup
 from dapo.report.page_data import FamilyView, GroupView, PageData, ResponseView, RunView, Tokens
 
@@ -123,7 +124,6 @@ def sample_group(step: int, group: int) -> GroupView:
 
 def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, **more: Any) -> RunView:
     groups = [sample_group(step, (step - 1) * 8 + i) for step in range(1, STEPS + 1) for i in range(8)]
-    spans = [(phase, step, step * 3.0 + phase, 1.0 + phase, 1.0, 1) for step in range(STEPS) for phase in (0, 1)]
     run: dict[str, Any] = {
         "name": name,
         "label": name,
@@ -175,12 +175,11 @@ def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, *
             {"step": 7, "time": 1.8e9, "facts": [("processor", "Xeon, 4 cores"), ("packages", "torch 2.13.0")]},
         ],
         "processes": [],
-        "timeline": {
-            "phases": ["generate", "learn"],
-            "beside": [],
+        "time": {
+            "phases": [("learn", 40.0, 2.0, 2.0), ("generate", 20.0, 1.0, 1.0)],
+            "busy": [],
             "ages": [],
-            "spans": spans,
-            "thinned": {"kept": len(spans), "of": len(spans), "how": ""},
+            "note": "",
         },
         "rollouts": {
             "steps": list(range(1, STEPS + 1)),
@@ -243,6 +242,7 @@ def sample_bundle(
         "runs": views,
         "families": families or [],
         "bands": bands or {},
+        "charts": charts_of([key for run in views for key in run["curves"]["values"]]),
         "glossary": glossary,
     }
 

@@ -48,7 +48,7 @@ def hostile_run(text: str) -> Any:
     run["status"] = (
         poison({**run["status"], "title": "t", "said": "s", "log": ["l"]}, text) | keep | {"state": "failed"}
     )
-    for key in ("sentences", "tiles", "recipe", "notes", "timeline", "machines"):
+    for key in ("sentences", "tiles", "recipe", "notes", "time", "machines"):
         run[key] = poison(run[key] or ["note"], text)
     for tile in run["tiles"]:
         tile.update(tone="bad", key="train/entropy")

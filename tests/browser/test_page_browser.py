@@ -264,7 +264,7 @@ def test_a_run_that_did_not_end_well_says_so_first(show: Show, state: str) -> No
 def test_a_run_with_nothing_in_it_is_a_page_too(show: Show) -> None:
     empty: dict[str, Any] = {
         "curves": {"steps": [], "values": {}, "low": {}, "high": {}, "thinned": {"kept": 0, "of": 0, "how": ""}},
-        "timeline": {"phases": [], "beside": [], "ages": [], "spans": [], "thinned": {"kept": 0, "of": 0, "how": ""}},
+        "time": {"phases": [], "busy": [], "ages": [], "note": ""},
         "rollouts": {
             "steps": [],
             "groups": [],
@@ -281,7 +281,7 @@ def test_a_run_with_nothing_in_it_is_a_page_too(show: Show) -> None:
     page = show(sample_bundle(sample_run(**empty))).page
     assert "It stopped before its first step." in page.locator("#outcome").inner_text()
     assert page.locator("#charts .empty").is_visible()
-    assert page.locator("#timeline .empty").is_visible()
+    assert page.locator("#time .empty").is_visible()
     assert show(sample_bundle() | {"runs": []}).page.locator("#outcome").is_visible()
 
 
@@ -436,32 +436,21 @@ def test_news_comes_in_place(show: Show) -> None:
     assert page.locator("[role=tabpanel]:not([hidden])").get_by_label("Verdict").input_value() == "all_wrong"
 
 
-def test_the_timeline_zooms_by_steps_and_sums_by_phase(show: Show) -> None:
-    seen = show()
-    part = seen.page.locator("#timeline")
-    sums = part.locator("table tbody tr")
-    part.get_by_text("Busy seconds by phase").click()
-    assert [row.split()[:3] for row in sums.all_inner_texts()] == [["generate", "20", "s"], ["learn", "20", "s"]]
-    part.get_by_label("Steps from").fill("4")
-    part.get_by_label("Steps from").press("Enter")
-    view = seen.js("() => window.dapoPage.timeline.view")
-    assert view == [12.0, STEPS * 3.0 - 3 + 3]  # step 4 begins at 12 s; the last learn ends at 60 s
-    canvas = part.locator("canvas")
-    canvas.scroll_into_view_if_needed()
-    canvas.hover(position={"x": 4, "y": 10})
-    assert part.locator(".readout").inner_text() == "generate, step 4: 1 s from 12 s"
-    canvas.focus()
-    seen.page.keyboard.press("Home")
-    assert seen.js("() => window.dapoPage.timeline.view") == [0.0, 60.0]
-
-
-def test_sums_are_by_step(show: Show) -> None:
-    spans = [(0, step, step * 10.0 + i, 1.0, float(i), 1) for step in range(3) for i in (1, 2)]
-    timeline = {**sample_run()["timeline"], "phases": ["generate"], "spans": spans}
-    page = show(sample_bundle(sample_run(timeline=timeline))).page
-    page.get_by_text("Busy seconds by phase").click()
-    cells = page.locator("#timeline table tbody td")
-    assert [cells.nth(i).inner_text() for i in (0, 2, 3, 4)] == ["9 s", "3 s", "3 s", "6"]
+def test_where_the_time_went_is_a_bar_and_its_numbers(show: Show) -> None:
+    time = {
+        **sample_run()["time"],
+        "busy": [("engines busy", 0.75)],
+        "ages": [(0, 0.8), (1, 0.2)],
+        "note": "None recorded.",
+    }
+    part = show(sample_bundle(sample_run(time=time))).page.locator("#time")
+    widths = [part.locator(".timebar i").nth(i).bounding_box()["width"] for i in range(2)]
+    assert widths[0] == pytest.approx(2 * widths[1], abs=1)
+    rows = [" ".join(row.split()) for row in part.locator("table").first.locator("tbody tr").all_inner_texts()]
+    assert rows == ["learn 40 s 66.7% 2 s 2 s", "generate 20 s 33.3% 1 s 1 s"]
+    text = part.inner_text()
+    for said in ("trace.json, beside this page", "Of the time in all: engines busy 75.0%.", "80.0%", "None recorded."):
+        assert said in text, said
 
 
 def test_runs_with_other_steps_are_laid_onto_one_axis(show: Show) -> None:

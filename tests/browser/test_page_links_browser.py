@@ -39,7 +39,7 @@ def test_a_warning_leads_to_the_chart_of_its_own_run(show: Show, turned: bool) -
 
 def test_the_navigation_marks_the_section_chosen(show: Show) -> None:
     page = show().page
-    for name in ("Rollouts", "More numbers", "Timeline", "Recipe", "Charts"):
+    for name in ("Rollouts", "More numbers", "Time", "Recipe", "Charts"):
         page.locator("#top nav").get_by_role("link", name=name).click()
         page.wait_for_timeout(150)
         assert page.locator("#top nav a[aria-current]").all_inner_texts() == [name]

@@ -28,7 +28,7 @@ EXPLAINS = ("api", "cli", "config", "importing", "metrics", "observe", "report",
 NO_CODE = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SHOWN = (".js", ".css", ".html")
-TEXT = (".txt", ".sql", ".json", ".sh", ".tsv", ".csv")
+TEXT = (".txt", ".sql", ".json", ".sh", ".tsv", ".csv", ".yaml")
 
 Sizes = dict[str, dict[str, int]]
 """By name, two counts by their names: lines and tokens of a package, lines and bytes of text, modules and functions."""

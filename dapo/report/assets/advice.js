@@ -15,45 +15,30 @@ function urgentBelow(run) {
 function urgent(page, run) {
   const bad = urgentBelow(run);
   if (!bad.length) return null;
-  return el(
-    "div",
-    { class: "urgent" },
-    el("h3", {}, bad.length === 1 ? "One thing is badly wrong" : `${bad.length} things are badly wrong`),
-    el(
-      "ul",
-      {},
-      bad.map(([one, index], i) =>
-        el(
-          "li",
-          {},
-          el("b", {}, worded(one.title)),
-          ". ",
-          i === 0 ? [worded(one.said), " "] : null,
-          el("a", { href: `#${page.adviceId(run, index)}` }, "What to do"),
-        ),
-      ),
-    ),
-  );
+  return html`
+    <div class="urgent">
+      <h3>${bad.length === 1 ? "One thing is badly wrong" : `${bad.length} things are badly wrong`}</h3>
+      <ul>${bad.map(([one, index], i) => html`
+        <li>
+          <b>${worded(one.title)}</b>. ${i === 0 ? [worded(one.said), " "] : null}
+          <a href=${`#${page.adviceId(run, index)}`}>What to do</a>
+        </li>`)}
+      </ul>
+    </div>`;
 }
 
 function urgentInShort(page, run) {
   const bad = urgentBelow(run);
   if (!bad.length) return null;
-  return el(
-    "p",
-    { class: "urgent" },
-    el("b", {}, "Badly wrong: "),
-    bad.map(([one, index], i) => [
-      i ? "; " : "",
-      el("a", { href: `#${page.adviceId(run, index)}` }, worded(one.title)),
-    ]),
-  );
+  const links = bad.map(([one, index], i) => html`
+    ${i ? "; " : ""}<a href=${`#${page.adviceId(run, index)}`}>${worded(one.title)}</a>`);
+  return html`<p class="urgent"><b>Badly wrong: </b>${links}</p>`;
 }
 
 class AdviceSection {
   constructor(root, page) {
     Object.assign(this, { root, page });
-    this.body = el("div", {});
+    this.body = html`<div />`;
     root.append(this.body);
   }
 
@@ -63,20 +48,10 @@ class AdviceSection {
     const all = page.bundle.runs.flatMap((run) => run.advice.map((one, index) => ({ run, one, index })));
     const several = page.bundle.runs.length > 1;
     if (several) all.sort((a, b) => order[a.one.severity] - order[b.one.severity]); // within a run its own order stays
-    put(
-      this.body,
-      all.length
-        ? el(
-            "ol",
-            { class: "advice" },
-            all.map(({ run, one, index }) => this.item(run, one, index, several)),
-          )
-        : el(
-            "p",
-            { class: "empty" },
-            "No rule found anything in the numbers: entropy, clipping, the gap, filling, verifiers and lengths.",
-          ),
-    );
+    const nothing = "No rule found anything in the numbers: entropy, clipping, the gap, filling, verifiers and lengths.";
+    put(this.body, all.length
+      ? html`<ol class="advice">${all.map(({ run, one, index }) => this.item(run, one, index, several))}</ol>`
+      : html`<p class="empty">${nothing}</p>`);
     const count = (severity) => all.filter(({ one }) => one.severity === severity).length;
     return { all: count("bad") + count("warn"), bad: count("bad") };
   }
@@ -87,36 +62,18 @@ class AdviceSection {
       one.first_step === one.last_step
         ? `step ${number(one.first_step)}`
         : `steps ${number(one.first_step)} to ${number(one.last_step)}`;
-    const links = one.keys.map((key) => [key, this.page.chartOf(key, run.label)]).filter(([, chart]) => chart);
-    const seen = new Set();
-    return el(
-      "li",
-      { class: `card one ${one.severity}`, id: this.page.adviceId(run, index), tabindex: -1 },
-      el(
-        "p",
-        { class: "head" },
-        el("span", { class: `badge ${one.severity}` }, el("span", { "aria-hidden": "true" }, `${sign} `), word),
-        el("span", { class: "facts" }, several ? [inline(run.label, 60), " · "] : null, steps),
-      ),
-      el("h3", {}, worded(one.title)),
-      el("p", {}, worded(one.said)),
-      el("p", { class: "move" }, el("b", {}, "What to do: "), worded(one.move)),
-      links.length
-        ? el(
-            "p",
-            { class: "look" },
-            "Look at: ",
-            links
-              .filter(([, chart]) => !seen.has(chart) && seen.add(chart))
-              .map(([, chart]) =>
-                el(
-                  "button",
-                  { type: "button", class: "link", on: { click: () => this.page.showChart(chart, one) } },
-                  visible(chart.spec.title),
-                ),
-              ),
-          )
-        : null,
-    );
+    const charts = new Set(one.keys.map((key) => this.page.chartOf(key, run.label)).filter(Boolean));
+    const look = (chart) => button(visible(chart.spec.title), () => this.page.showChart(chart), "link");
+    return html`
+      <li class=${`card one ${one.severity}`} id=${this.page.adviceId(run, index)} tabindex="-1">
+        <p class="head">
+          <span class=${`badge ${one.severity}`}><span aria-hidden="true">${sign} </span>${word}</span>
+          <span class="facts">${several ? [inline(run.label, 60), " · "] : null}${steps}</span>
+        </p>
+        <h3>${worded(one.title)}</h3>
+        <p>${worded(one.said)}</p>
+        <p class="move"><b>What to do: </b>${worded(one.move)}</p>
+        ${charts.size ? html`<p class="look">Look at: ${[...charts].map(look)}</p>` : null}
+      </li>`;
   }
 }

@@ -22,57 +22,32 @@ class Chart {
   constructor(spec, rows, x, page, height = 190, heading = "h4") {
     Object.assign(this, { spec, page, height, off: new Set(), asTable: false });
     this.stack = spec.kind === "stack";
-    this.legend = el("ul", { class: "legend" });
-    this.plot = el("div", {
-      class: "plot",
-      role: "img",
-      tabindex: 0,
-      on: { keydown: (event) => this.key(event), blur: () => this.point(null) },
-    });
-    this.said = el("p", { class: "offscreen", "aria-live": "polite" });
-    this.table = el("div", {
-      class: "astable",
-      hidden: true,
-      tabindex: 0,
-      role: "group",
-      "aria-label": `${spec.title} as a table`,
-    });
-    this.toggle = el(
-      "button",
-      {
-        type: "button",
-        class: "quiet",
-        "aria-pressed": "false",
-        title: "Show the numbers as a table",
-        on: { click: () => this.showTable(!this.asTable) },
-      },
-      "Table",
-    );
-    this.note = el("p", { class: "note" });
-    this.meaning = el(
-      "details",
-      { class: "meaning" },
-      el("summary", { "aria-label": `What ${spec.title} means`, title: "What these numbers mean" }, "?"),
-    );
+    this.legend = html`<ul class="legend" />`;
+    this.plot = html`
+      <div class="plot" role="img" tabindex="0"
+        onkeydown=${(event) => this.key(event)} onblur=${() => this.point(null)} />`;
+    this.said = html`<p class="offscreen" aria-live="polite" />`;
+    this.table = html`
+      <div class="astable" hidden tabindex="0" role="group" aria-label=${`${spec.title} as a table`} />`;
+    this.toggle = button("Table", () => this.showTable(!this.asTable), "quiet");
+    this.toggle.title = "Show the numbers as a table";
+    this.toggle.setAttribute("aria-pressed", "false");
+    this.note = html`<p class="note" />`;
+    this.meaning = html`
+      <details class="meaning">
+        <summary aria-label=${`What ${spec.title} means`} title="What these numbers mean">?</summary>
+      </details>`;
     const title = fresh("chart");
-    this.root = el(
-      "figure",
-      { class: "card chart", "data-chart": spec.id, "aria-labelledby": title },
-      el(
-        "figcaption",
-        {},
-        el(heading, { id: title, class: "title" }, visible(spec.title)),
-        el("span", { class: "unit" }, unitName(spec.unit)),
-        this.toggle,
-        this.meaning,
-      ),
-      spec.says ? el("p", { class: "says" }, spec.says) : null,
-      this.legend,
-      this.note,
-      this.plot,
-      this.table,
-      this.said,
-    );
+    this.root = html`
+      <figure class="card chart" data-chart=${spec.id} aria-labelledby=${title}>
+        <figcaption>
+          <${heading} id=${title} class="title">${visible(spec.title)}<//>
+          <span class="unit">${unitName(spec.unit)}</span>
+          ${this.toggle}${this.meaning}
+        </figcaption>
+        ${spec.says ? html`<p class="says">${spec.says}</p>` : null}
+        ${this.legend}${this.note}${this.plot}${this.table}${this.said}
+      </figure>`;
     this.take(rows, x);
     this.watch = new ResizeObserver(() => this.fit());
     this.watch.observe(this.plot);
@@ -107,54 +82,46 @@ class Chart {
   }
 
   define() {
-    const list = el("dl", {});
     const keys = new Map();
     for (const series of this.spec.series)
       for (const key of [series.key, series.low, series.high]) if (key) keys.set(key, key === series.key);
-    for (const [key, itself] of keys) {
+    const meanings = [...keys].map(([key, itself]) => {
       const line = own(this.page.bundle.glossary, key);
-      if (line)
-        add(list, [
-          el("dt", {}, el("code", {}, visible(key)), " ", el("span", { class: "unit" }, unitName(line.unit))),
-          el("dd", {}, visible(line.meaning), (itself && own(BETTER, line.better)) || ""),
-        ]);
-    }
-    this.meaning.replaceChildren(this.meaning.firstChild, list);
+      return line && html`
+        <dt><code>${visible(key)}</code> <span class="unit">${unitName(line.unit)}</span></dt>
+        <dd>${visible(line.meaning)}${(itself && own(BETTER, line.better)) || ""}</dd>`;
+    });
+    this.meaning.replaceChildren(this.meaning.firstChild, html`<dl>${meanings}</dl>`);
   }
 
   /** A button a line. Several runs with several lines each: a row for each run. */
   makeLegend() {
     const byRun = new Map();
-    this.cells = this.rows.map(() => el("b", {}));
+    this.cells = this.rows.map(() => html`<b />`);
     this.rows.forEach((row, index) => {
-      const button = el(
-        "button",
-        {
-          type: "button",
-          "aria-pressed": String(!this.off.has(row.label)),
-          title: `${row.label}: show or hide this line`,
-          on: { click: () => this.hide(index, button) },
-        },
-        swatch(row, this.stack),
-        el("span", {}, inline(row.entity === null ? row.label : row.series, 60)),
-        this.cells[index],
-      );
+      const toggle = html`
+        <button type="button" aria-pressed=${String(!this.off.has(row.label))}
+          title=${`${row.label}: show or hide this line`} onclick=${() => this.hide(index, toggle)}>
+          ${swatch(row, this.stack)}
+          <span>${inline(row.entity === null ? row.label : row.series, 60)}</span>
+          ${this.cells[index]}
+        </button>`;
       const under = row.entity === null ? index : row.entity;
-      byRun.set(under, [...(byRun.get(under) || []), button]);
+      byRun.set(under, [...(byRun.get(under) || []), toggle]);
     });
     const single = this.rows.every((row) => row.entity === null);
     this.legend.classList.toggle("by", !single);
     this.legend.classList.toggle("runs", single && this.page.entities.length > 1); // a line each: names are long
-    this.legend.replaceChildren(
-      ...[...byRun].map(([name, buttons]) => el("li", {}, single ? null : el("span", {}, inline(name, 40)), buttons)),
-    );
+    const line = ([name, toggles]) => html`
+      <li>${single ? null : html`<span>${inline(name, 40)}</span>`}${toggles}</li>`;
+    this.legend.replaceChildren(...[...byRun].map(line));
   }
 
-  hide(index, button) {
+  hide(index, toggle) {
     const row = this.rows[index];
     if (this.off.has(row.label)) this.off.delete(row.label);
     else this.off.add(row.label);
-    button.setAttribute("aria-pressed", String(!this.off.has(row.label)));
+    toggle.setAttribute("aria-pressed", String(!this.off.has(row.label)));
     this.drawing.destroy();
     this.draw();
   }

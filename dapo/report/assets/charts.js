@@ -4,14 +4,14 @@
 class FirstCharts {
   constructor(root, page) {
     Object.assign(this, { page, charts: new Map() });
-    this.empty = el("p", { class: "empty" });
-    this.grid = el("div", { class: "grid" });
+    this.empty = html`<p class="empty" />`;
+    this.grid = html`<div class="grid" />`;
     add(root, [this.empty, this.grid]);
   }
 
-  update(x, keys) {
+  update(x) {
     const { page } = this;
-    const wanted = firstCharts(keys, page.entities.length > 1)
+    const wanted = firstCharts(page.bundle, page.entities.length > 1)
       .map((spec) => ({ spec, rows: rowsOf(spec, page.entities, x) }))
       .filter(({ rows }) => rows.length);
     const ids = new Set(wanted.map(({ spec }) => spec.id));
@@ -42,8 +42,8 @@ class FirstCharts {
 class FoldedChart {
   constructor(page) {
     Object.assign(this, { page, chart: null });
-    this.head = el("button", { type: "button", class: "foldhead", on: { click: () => this.toggle(!this.chart) } });
-    this.root = el("div", { class: "fold" }, this.head);
+    this.head = button("", () => this.toggle(!this.chart), "foldhead");
+    this.root = html`<div class="fold">${this.head}</div>`;
   }
 
   take(spec, rows, x) {
@@ -51,12 +51,10 @@ class FoldedChart {
     this.root.dataset.fold = spec.id;
     const lines = spec.kind === "stack" ? [{ ...rows[0], values: wholeOf(spec, rows) }] : mainRows(rows);
     const last = lines.map((row) => lastOf(row.values)).map((value) => measured(value, spec.unit));
-    put(
-      this.head,
-      el("span", { class: "title" }, visible(spec.title)),
-      sparkline(lines.slice(0, COLOURS.length)),
-      el("b", {}, lines.length <= 2 ? last.join(" · ") : ""),
-    );
+    put(this.head, html`
+      <span class="title">${visible(spec.title)}</span>
+      ${sparkline(lines.slice(0, COLOURS.length))}
+      <b>${lines.length <= 2 ? last.join(" · ") : ""}</b>`);
     this.head.setAttribute("aria-expanded", String(this.chart !== null));
     if (this.chart) this.chart.take(rows, x);
   }
@@ -94,11 +92,13 @@ class FoldedCharts {
       ["learning", "Learning"],
       ["health", "Health"],
       ["cost", "Cost"],
+      ["other", "Other numbers"],
     ].map(([section, title]) => {
-      const grid = el("div", { class: "folds" });
-      const all = el("button", { type: "button", class: "quiet", on: { click: () => this.all(grid, all) } }, "Open all");
-      const open = !matchMedia("(max-width: 620px)").matches;
-      const part = el("details", { class: "part", id: section, open }, el("summary", {}, el("h3", {}, title)), all, grid);
+      const grid = html`<div class="folds" />`;
+      const all = button("Open all", () => this.all(grid, all), "quiet");
+      const open = section !== "other" && !matchMedia("(max-width: 620px)").matches;
+      const part = html`
+        <details class="part" id=${section} open=${open}><summary><h3>${title}</h3></summary>${all}${grid}</details>`;
       root.append(part);
       return { section, part, grid };
     });
@@ -111,11 +111,11 @@ class FoldedCharts {
   }
 
   /** `above`: ids of charts that are drawn in whole already. */
-  update(x, keys, above) {
+  update(x, above) {
     const seen = new Set();
     for (const { section, part, grid } of this.parts) {
-      const charts = catalogue(section, keys)
-        .filter((spec) => !above.includes(spec.id))
+      const charts = this.page.bundle.charts
+        .filter((spec) => spec.section === section && !above.includes(spec.id))
         .flatMap((spec) => chartsOf(spec, this.page.entities, x))
         .filter(({ rows }) => rows.length);
       for (const { spec, rows } of charts) {
@@ -144,40 +144,22 @@ class ChartControls {
       const [low, high] = [Number(this.from.value), Number(this.to.value)];
       if (this.from.value !== "" && this.to.value !== "" && low < high) page.zoom([low, high]);
     };
-    this.from = el("input", { type: "number", inputmode: "numeric", on: { change } });
-    this.to = el("input", { type: "number", inputmode: "numeric", on: { change } });
-    this.all = el(
-      "button",
-      {
-        type: "button",
-        title: "Drag over a chart to look closer; double-click shows all",
-        on: { click: () => page.zoom(null) },
-      },
-      "All steps",
-    );
-    this.seeds = select(
-      [
-        ["band", "as a band"],
-        ["single", "one by one"],
-      ],
-      page.seeds,
-      (value) => page.showSeeds(value),
-    );
+    this.from = html`<input type="number" inputmode="numeric" onchange=${change} />`;
+    this.to = html`<input type="number" inputmode="numeric" onchange=${change} />`;
+    this.all = button("All steps", () => page.zoom(null));
+    this.all.title = "Drag over a chart to look closer; double-click shows all";
+    const ways = [["band", "as a band"], ["single", "one by one"]];
+    this.seeds = select(ways, page.seeds, (value) => page.showSeeds(value));
     this.seedsField = field("Seeds", this.seeds);
-    this.note = el("p", { class: "note" });
-    this.root = el(
-      "div",
-      { class: "controls" },
-      this.note,
-      el(
-        "div",
-        { role: "group", "aria-label": "Steps shown in all charts", class: "range" },
-        field("Steps from", this.from, "small"),
-        field("to", this.to, "small"),
-        this.all,
-      ),
-      this.seedsField,
-    );
+    this.note = html`<p class="note" />`;
+    this.root = html`
+      <div class="controls">
+        ${this.note}
+        <div role="group" aria-label="Steps shown in all charts" class="range">
+          ${field("Steps from", this.from, "small")}${field("to", this.to, "small")}${this.all}
+        </div>
+        ${this.seedsField}
+      </div>`;
   }
 
   update() {

@@ -3,16 +3,14 @@
 class ClusterSection {
   constructor(root, page) {
     this.page = page;
-    this.body = el("div", {});
+    this.body = html`<div />`;
     root.append(this.body);
   }
 
   update() {
     const runs = this.page.bundle.runs.filter((run) => run.processes.length);
-    put(
-      this.body,
-      runs.map((run) => [this.page.bundle.runs.length > 1 ? el("h3", {}, inline(run.label, 80)) : null, this.table(run)]),
-    );
+    const several = this.page.bundle.runs.length > 1;
+    put(this.body, runs.map((run) => [several ? html`<h3>${inline(run.label, 80)}</h3>` : null, this.table(run)]));
     return runs.length > 0;
   }
 
@@ -20,36 +18,21 @@ class ClusterSection {
     const { updated } = run.status;
     const ago = (end) => (end === null || updated === null ? MISSING : `${seconds(Math.max(0, updated - end))} before`);
     const head = ["Process", "Role", "Machine", "State", "Restarts", "Last turn", "Ended", "Memory"];
-    return [
-      el("p", { class: "facts" }, this.said(run)),
-      el(
-        "div",
-        { class: "scroll", tabindex: 0, role: "group", "aria-label": "Processes of the run" },
-        el(
-          "table",
-          { class: "compare cluster" },
-          el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))),
-          el(
-            "tbody",
-            {},
-            run.processes.map((one) =>
-              el(
-                "tr",
-                {},
-                el("th", { scope: "row" }, inline(one.name, 60)),
-                el("td", {}, inline(one.role, 20)),
-                el("td", { title: one.process === null ? null : `process ${one.process}` }, inline(one.machine, 60)),
-                el("td", { class: one.alive ? "" : "bad" }, one.alive ? "at work" : "\u2717 not at work"),
-                el("td", { class: one.restarts ? "warn" : "" }, number(one.restarts)),
-                el("td", {}, seconds(one.turn_seconds)),
-                el("td", {}, ago(one.last_turn)),
-                el("td", {}, measured(one.memory_mib, "MiB")),
-              ),
-            ),
-          ),
-        ),
-      ),
-    ];
+    const row = (one) => html`
+      <tr>
+        <th scope="row">${inline(one.name, 60)}</th>
+        <td>${inline(one.role, 20)}</td>
+        <td title=${one.process === null ? null : `process ${one.process}`}>${inline(one.machine, 60)}</td>
+        <td class=${one.alive ? "" : "bad"}>${one.alive ? "at work" : "✗ not at work"}</td>
+        <td class=${one.restarts ? "warn" : ""}>${number(one.restarts)}</td>
+        <td>${seconds(one.turn_seconds)}</td>
+        <td>${ago(one.last_turn)}</td>
+        <td>${measured(one.memory_mib, "MiB")}</td>
+      </tr>`;
+    return html`
+      <p class="facts">${this.said(run)}</p>
+      ${scrolled("Processes of the run", html`
+        <table class="compare cluster">${headOf(head)}<tbody>${run.processes.map(row)}</tbody></table>`)}`;
   }
 
   said(run) {

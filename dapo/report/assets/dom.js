@@ -1,6 +1,7 @@
-// Elements made from names and text. Text becomes text nodes and nothing else: no markup is ever parsed here.
+// Elements from templates. What stands in `${...}` becomes text nodes, elements or attributes, and is never parsed.
 
 const SVG = "http://www.w3.org/2000/svg";
+const DRAWN = new Set(["svg", "line", "rect", "circle", "path", "polyline", "text", "title"]);
 const ALLOWED = new Set(
   (
     "class id role title type for name value placeholder tabindex href lang dir colspan rowspan scope hidden open " +
@@ -10,19 +11,18 @@ const ALLOWED = new Set(
 );
 const ALLOWED_FAMILY = /^(aria|data|stroke|text|font|dominant)-[a-z-]+$/;
 
-/** An element. `attributes` may hold `on: {event: handler}`, `style: {property: value}`; null leaves one out. */
+/** An element, or several: html`<p class=${name}>${text}</p>`. A template's own text is the only markup. */
+const html = htm.bind(function (tag, attributes, ...children) {
+  this[0] = 3; // the library would else give the same element again and again
+  return el(tag, attributes, ...children);
+});
+
+/** An element. Attributes: `onclick` and the like take functions, `style` {property: value}; null leaves one out. */
 function el(tag, attributes, ...children) {
-  return filled(document.createElement(tag), attributes, children);
-}
-
-function sv(tag, attributes, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children);
-}
-
-function filled(node, attributes, children) {
+  const node = DRAWN.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (name === "on") for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, to] of Object.entries(value)) node.style.setProperty(key, to);
     else if (!ALLOWED.has(name) && !ALLOWED_FAMILY.test(name)) throw new Error(`el: no attribute ${name} here`);
     else if (name === "href" && !String(value).startsWith("#")) throw new Error("el: links stay within the page");
@@ -64,24 +64,43 @@ function fresh(prefix) {
 
 /** A labelled control of a form. */
 function field(label, control, className) {
-  const id = control.id || fresh("field");
-  control.id = id;
-  return el("div", { class: `field ${className || ""}` }, el("label", { for: id }, label), control);
+  control.id = control.id || fresh("field");
+  return html`<div class=${`field ${className || ""}`}><label for=${control.id}>${label}</label>${control}</div>`;
 }
 
 function select(options, value, change) {
-  const node = el(
-    "select",
-    { on: { change: () => change(node.value) } },
-    options.map(([key, text]) => el("option", { value: key, selected: key === value }, text)),
-  );
+  const node = html`
+    <select onchange=${() => change(node.value)}>
+      ${options.map(([key, text]) => html`<option value=${key} selected=${key === value}>${text}</option>`)}
+    </select>`;
   return node;
+}
+
+function button(text, click, className) {
+  return html`<button type="button" class=${className || null} onclick=${click}>${text}</button>`;
+}
+
+/** A box for a text to look for; `change(text)` once typing pauses. */
+function searchBox(placeholder, change) {
+  const slowly = debounced(() => change(box.value), 180);
+  const box = html`<input type="search" placeholder=${placeholder} spellcheck="false" oninput=${slowly} />`;
+  return box;
+}
+
+/** The head of a table: a cell for each column. */
+function headOf(columns) {
+  return html`<thead><tr>${columns.map((column) => html`<th scope="col">${column}</th>`)}</tr></thead>`;
+}
+
+/** A box in which something wide scrolls. */
+function scrolled(label, node, className) {
+  return html`<div class=${`scroll ${className || ""}`} tabindex="0" role="group" aria-label=${label}>${node}</div>`;
 }
 
 /** Set the options of a select anew, keeping what was chosen where it still exists. */
 function reselect(node, options, value) {
   const same = options.length === node.options.length && options.every(([key], i) => node.options[i].value === key);
-  if (!same) node.replaceChildren(...options.map(([key, text]) => el("option", { value: key }, text)));
+  if (!same) node.replaceChildren(...options.map(([key, text]) => html`<option value=${key}>${text}</option>`));
   else options.forEach(([, text], i) => (node.options[i].textContent = text));
   node.value = options.some(([key]) => key === value) ? value : options[0][0];
 }
@@ -99,7 +118,6 @@ function tabs(label, entries, chosen, change) {
     });
     if (change) change(key);
   };
-  const list = el("div", { class: "tabs", role: "tablist", "aria-label": label });
   entries.forEach(([key, text, panel], i) => {
     const id = fresh("tab");
     panel.id = panel.id || fresh("panel");
@@ -111,15 +129,13 @@ function tabs(label, entries, chosen, change) {
       event.preventDefault();
       choose(entries[(to + entries.length) % entries.length][0], true);
     };
-    buttons.push(
-      el(
-        "button",
-        { type: "button", role: "tab", id, "aria-controls": panel.id, on: { click: () => choose(key), keydown: keys } },
-        text,
-      ),
-    );
+    buttons.push(html`
+      <button type="button" role="tab" id=${id} aria-controls=${panel.id}
+        onclick=${() => choose(key)} onkeydown=${keys}>
+        ${text}
+      </button>`);
   });
-  add(list, buttons);
+  const list = html`<div class="tabs" role="tablist" aria-label=${label}>${buttons}</div>`;
   choose(chosen);
   return { list, choose };
 }

@@ -15,66 +15,31 @@ class HeldOutBrowser {
       this.shown = 30;
       this.draw();
     };
+    const set = (name) => (value) => {
+      this[name] = value;
+      redraw();
+    };
     this.from = select([["", ""]], "", redraw);
     this.to = select([["", ""]], "", redraw);
-    this.kindSelect = select(
-      [
-        ["", "all"],
-        ["greedy", "greedy"],
-        ["sampled", "sampled"],
-      ],
-      "",
-      (value) => {
-        this.kind = value;
-        redraw();
-      },
-    );
-    this.changeSelect = select(CHANGES, "", (value) => {
-      this.change = value;
-      redraw();
+    const kinds = select([["", "all"], ["greedy", "greedy"], ["sampled", "sampled"]], "", set("kind"));
+    const search = searchBox("prompt or answer", (text) => set("text")(text.toLowerCase()));
+    this.count = html`<p class="note" role="status" />`;
+    this.body = html`<div class="pairsof" />`;
+    this.more = button("Show more", () => {
+      this.shown += 60;
+      this.draw();
     });
-    this.search = el("input", {
-      type: "search",
-      placeholder: "prompt or answer",
-      spellcheck: "false",
-      on: {
-        input: debounced(() => {
-          this.text = this.search.value.toLowerCase();
-          redraw();
-        }, 180),
-      },
-    });
-    this.count = el("p", { class: "note", role: "status" });
-    this.body = el("div", { class: "pairsof" });
-    this.more = el(
-      "button",
-      {
-        type: "button",
-        on: {
-          click: () => {
-            this.shown += 60;
-            this.draw();
-          },
-        },
-      },
-      "Show more",
-    );
-    this.root = el(
-      "div",
-      {},
-      el(
-        "div",
-        { class: "controls", role: "search", "aria-label": "Compare evaluations" },
-        field("Before: step", this.from, "small"),
-        field("After: step", this.to, "small"),
-        field("Sampling", this.kindSelect),
-        field("Change", this.changeSelect),
-        field("Search", this.search, "wide"),
-      ),
-      this.count,
-      this.body,
-      this.more,
-    );
+    this.root = html`
+      <div>
+        <div class="controls" role="search" aria-label="Compare evaluations">
+          ${field("Before: step", this.from, "small")}
+          ${field("After: step", this.to, "small")}
+          ${field("Sampling", kinds)}
+          ${field("Change", select(CHANGES, "", set("change")))}
+          ${field("Search", search, "wide")}
+        </div>
+        ${this.count}${this.body}${this.more}
+      </div>`;
   }
 
   refresh() {
@@ -125,99 +90,66 @@ class HeldOutBrowser {
             `${count("right")} right and ${count("wrong")} wrong both times.`
         : "No answers to held-out problems are in this page.",
     );
-    put(
-      this.body,
-      fits.slice(0, this.shown).map(([one, change]) => this.item(one, change)),
-    );
+    put(this.body, fits.slice(0, this.shown).map(([one, change]) => this.item(one, change)));
     this.more.hidden = fits.length <= this.shown;
   }
 
   item(one, change) {
     const at = (step, title) => {
       const answers = one.answers.filter((a) => a[0] === Number(step));
-      return el(
-        "div",
-        { class: "side" },
-        el("p", { class: "cap" }, `${title}: step ${number(Number(step))}`),
-        answers.length
-          ? answers.map((answer) => this.answer(answer))
-          : el("p", { class: "faint" }, "no answer recorded"),
-      );
+      return html`
+        <div class="side">
+          <p class="cap">${title}: step ${number(Number(step))}</p>
+          ${answers.map((answer) => this.answer(answer))}
+          ${answers.length ? null : html`<p class="faint">no answer recorded</p>`}
+        </div>`;
     };
-    return el(
-      "article",
-      { class: `card heldout ${change}` },
-      el(
-        "header",
-        {},
-        el("span", { class: "chip" }, inline(one.set, 30)),
-        el("span", { class: "chip" }, one.greedy ? "greedy" : "sampled"),
-        change
-          ? el(
-              "span",
-              { class: `change ${change}` },
-              { gained: "✗ → ✓", lost: "✓ → ✗", right: "✓ → ✓", wrong: "✗ → ✗" }[change],
-              " ",
-              own(Object.fromEntries(CHANGES), change),
-            )
-          : null,
-        this.line(one),
-      ),
-      el(
-        "div",
-        { class: "asked" },
-        el("div", {}, problemBlock(one, `${one.set}-${one.prompt_id}-${one.greedy}`)),
-        el("div", { class: "gold" }, textBlock(one.answer, "Gold answer")),
-      ),
-      el("div", { class: "two" }, at(this.from.value, "Before"), at(this.to.value, "After")),
-    );
+    const words = Object.fromEntries(CHANGES);
+    const signs = { gained: "✗ → ✓", lost: "✓ → ✗", right: "✓ → ✓", wrong: "✗ → ✗" };
+    return html`
+      <article class=${`card heldout ${change}`}>
+        <header>
+          <span class="chip">${inline(one.set, 30)}</span>
+          <span class="chip">${one.greedy ? "greedy" : "sampled"}</span>
+          ${change ? html`<span class=${`change ${change}`}>${signs[change]} ${words[change]}</span>` : null}
+          ${this.line(one)}
+        </header>
+        <div class="asked">
+          <div>${problemBlock(one, `${one.set}-${one.prompt_id}-${one.greedy}`)}</div>
+          <div class="gold">${textBlock(one.answer, "Gold answer")}</div>
+        </div>
+        <div class="two">${at(this.from.value, "Before")}${at(this.to.value, "After")}</div>
+      </article>`;
   }
 
   /** A mark for each evaluation; a click shows it on the right. */
   line(one) {
     const steps = [...new Set(one.answers.map((a) => a[0]))];
-    return el(
-      "span",
-      { class: "evals" },
-      steps.slice(-24).map((step) => {
-        const scores = one.answers.filter((a) => a[0] === step).map((a) => a[2]);
-        const right = scores.some((v) => v !== null && v >= 1);
-        return el(
-          "button",
-          {
-            type: "button",
-            class: right ? "good" : "bad",
-            title: `step ${step}: ${right ? "right" : "wrong"}`,
-            "aria-label": `Show step ${step}, ${right ? "right" : "wrong"}, on the right`,
-            on: {
-              click: () => {
-                this.to.value = String(step);
-                this.draw();
-              },
-            },
-          },
-          right ? "●" : "○",
-        );
-      }),
-    );
+    const mark = (step) => {
+      const scores = one.answers.filter((a) => a[0] === step).map((a) => a[2]);
+      const right = scores.some((v) => v !== null && v >= 1);
+      const word = right ? "right" : "wrong";
+      const show = () => {
+        this.to.value = String(step);
+        this.draw();
+      };
+      return html`
+        <button type="button" class=${right ? "good" : "bad"} title=${`step ${step}: ${word}`}
+          aria-label=${`Show step ${step}, ${word}, on the right`} onclick=${show}>${right ? "●" : "○"}</button>`;
+    };
+    return html`<span class="evals">${steps.slice(-24).map(mark)}</span>`;
   }
 
   answer([, text, accuracy, length, truncated]) {
-    const right = accuracy !== null && accuracy >= 1;
-    return el(
-      "div",
-      { class: "answer" },
-      el(
-        "p",
-        {},
-        el(
-          "span",
-          { class: `mark-of ${accuracy === null ? "none" : right ? "good" : "bad"}` },
-          accuracy === null ? "? not scored" : right ? "✓ right" : "✗ wrong",
-        ),
-        el("small", {}, ` ${plural(length, "token")}${truncated ? ", cut off" : ""}`),
-      ),
-      textBlock(text, "Answer"),
-    );
+    const [tone, word] =
+      accuracy === null ? ["none", "? not scored"] : accuracy >= 1 ? ["good", "✓ right"] : ["bad", "✗ wrong"];
+    return html`
+      <div class="answer">
+        <p>
+          <span class=${`mark-of ${tone}`}>${word}</span>
+          <small> ${plural(length, "token")}${truncated ? ", cut off" : ""}</small>
+        </p>
+        ${textBlock(text, "Answer")}
+      </div>`;
   }
 }

@@ -11,31 +11,27 @@ const VERDICTS = {
 
 function chip(value, kind) {
   const [text, tone] = kind === "verdict" ? own(VERDICTS, value) || [value || "open", ""] : [value || "none", ""];
-  return el("span", { class: `chip ${tone}` }, inline(String(text), 30));
+  return html`<span class=${`chip ${tone}`}>${inline(String(text), 30)}</span>`;
 }
 
 /** "5 / 16" and the same as a bar. */
 function rate(correct, scored) {
   const share = scored ? correct / scored : 0;
-  return el(
-    "span",
-    { class: "rate", title: scored ? percent(share) : "nothing scored" },
-    el(
-      "span",
-      { class: "meter", "aria-hidden": "true" },
-      el("span", { style: { width: `${(share * 100).toFixed(1)}%` } }),
-    ),
-    `${number(correct)}/${number(scored)}`,
-  );
+  const bar = html`<span style=${{ width: `${(share * 100).toFixed(1)}%` }} />`;
+  return html`
+    <span class="rate" title=${scored ? percent(share) : "nothing scored"}>
+      <span class="meter" aria-hidden="true">${bar}</span>${number(correct)}/${number(scored)}
+    </span>`;
 }
+
+const numeric = (text) => html`<span class="num">${text}</span>`;
 
 class List {
   /** `columns`: [{title, field, width, node(row), ...}]; a row has a `key`; `open(row)`: by click and Enter. */
   constructor(label, columns, open, height) {
     Object.assign(this, { open, chosen: null, current: null, focused: false });
-    this.root = el("div", { class: "list" });
-    const holder = el("div", {});
-    this.root.append(holder);
+    const holder = html`<div />`;
+    this.root = html`<div class="list">${holder}</div>`;
     this.ready = new Promise((resolve) => {
       this.table = new Tabulator(holder, {
         data: [],
@@ -45,11 +41,11 @@ class List {
         responsiveLayout: "hide",
         nestedFieldSeparator: false,
         keybindings: false,
-        placeholder: el("span", { class: "faint" }, "Nothing fits these filters."),
+        placeholder: html`<span class="faint">Nothing fits these filters.</span>`,
         columnDefaults: { headerHozAlign: "left", vertAlign: "middle", resizable: false, headerSortTristate: true },
         columns: columns.map(({ node, ...column }) => ({
           ...column,
-          formatter: (cell) => (node ? node(cell.getData()) : el("span", {}, MISSING)),
+          formatter: (cell) => node(cell.getData()),
         })),
         rowFormatter: (row) => this.dress(row),
       });

@@ -105,10 +105,9 @@ function poller(address, news, stands, goesOn) {
 
 /** Whether a page is in touch with its server, in words and a dot. `ended`: nothing more is to be expected. */
 function touch(root) {
-  const dot = el("span", { class: "live-dot", "aria-hidden": "true" });
-  const text = el("span", {}, "asking the server ...");
+  const text = html`<span>asking the server ...</span>`;
   root.classList.add("live-state");
-  put(root, dot, text);
+  put(root, html`<span class="live-dot" aria-hidden="true" />`, text);
   return ({ at, lost, why }, ended) => {
     const state = lost ? "lost" : why ? "refused" : ended ? "ended" : "live";
     const said = {
@@ -179,8 +178,10 @@ function liveSource(live, page) {
   const singles = names.length > 1 ? names.map((name) => linkTo(addressOfRun(name), {}, oneLine(name, 40))) : [];
   const trace = linkTo(`${live.api}trace?${names.map((name) => query({ run: name })).join("&")}`,
     { title: "Where the time went, as a file; open it at ui.perfetto.dev" }, "trace.json");
-  document.querySelector(".skip").after(el("nav", { class: "live-line", "aria-label": "This server" },
-    live.alone ? null : linkTo("/", {}, "All runs"), singles, trace));
+  document.querySelector(".skip").after(html`
+    <nav class="live-line" aria-label="This server">
+      ${live.alone ? null : linkTo("/", {}, "All runs")}${singles}${trace}
+    </nav>`);
   const stands = touch(page.freshness);
   const show = (how) => stands(how, !goesOn);
   const waiting = document.getElementById("loading");

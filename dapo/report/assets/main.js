@@ -7,7 +7,7 @@ const SECTIONS = [
   ["numbers", "More numbers"],
   ["cluster", "Cluster"],
   ["rollouts", "Rollouts"],
-  ["timeline", "Timeline"],
+  ["time", "Time"],
   ["recipe", "Recipe"],
 ];
 
@@ -33,7 +33,7 @@ const page = {
   extent: [0, 1],
   entities: [],
   ready: false,
-  freshness: el("span", { class: "freshness", role: "status" }),
+  freshness: html`<span class="freshness" role="status" />`,
 
   runView() {
     return page.bundle.runs.find((run) => run.label === page.run) || page.bundle.runs[0];
@@ -99,7 +99,7 @@ const page = {
   choose(label) {
     page.run = label;
     page.rollouts.update();
-    page.timeline.update();
+    page.time.update();
     for (const chooser of page.choosers) chooser();
   },
 
@@ -133,15 +133,13 @@ const page = {
 
   draw() {
     const { bundle } = page;
-    const keys = allKeys(bundle);
     const x = unionOfSteps(bundle);
     page.entities = entitiesOf(bundle, page.seeds);
     const [low, high] = x.length ? [x[0], x[x.length - 1]] : [0, 1];
     page.extent = low === high ? [low - 0.5, high + 0.5] : [low, high];
     page.redrawHeader();
     page.outcome.update();
-    const above = page.first.update(x, keys);
-    page.show("numbers", page.folded.update(x, keys, above));
+    page.show("numbers", page.folded.update(x, page.first.update(x)));
     const warnings = page.advice.update();
     const mark = page.marks.get("warnings");
     mark.textContent = warnings.all ? ` ${warnings.all}` : "";
@@ -151,21 +149,15 @@ const page = {
     for (const chooser of page.choosers) chooser();
     page.show("cluster", page.cluster.update());
     if (bundle.runs.length) {
-      page.timeline.update();
+      page.time.update();
       page.rollouts.update();
     }
     page.show("rollouts", !bundle.runs.length || bundle.runs.some((run) => !run.supervised)); // whoever imitates has none
     const made = bundle.live ? `as of ${moment(bundle.made)}` : `made ${moment(bundle.made)}`;
-    put(
-      document.getElementById("foot"),
-      el(
-        "p",
-        {},
-        `dapo ${oneLine(bundle.version, 30)} · ${made} · this page loads nothing`,
-        page.live ? " but what its own server says" : "",
-        " · charts by uPlot, tables by Tabulator (MIT)",
-      ),
-    );
+    const loads = page.live ? "this page loads nothing but what its own server says" : "this page loads nothing";
+    const libraries = "charts by uPlot, tables by Tabulator (MIT), templates by htm (Apache-2.0)";
+    const foot = [`dapo ${oneLine(bundle.version, 30)}`, made, loads, libraries].join(" · ");
+    put(document.getElementById("foot"), html`<p>${foot}</p>`);
   },
 
   build() {
@@ -173,25 +165,20 @@ const page = {
     const parts = new Map();
     page.marks = new Map();
     const links = SECTIONS.map(([id, text]) => {
-      const mark = el("b", { class: "count" });
+      const mark = html`<b class="count" />`;
       page.marks.set(id, mark);
-      parts.set(
-        id,
-        el(
-          "section",
-          { id, "aria-labelledby": `${id}-title`, class: "section" },
-          el("h2", { id: `${id}-title` }, text),
-        ),
-      );
-      return el("li", {}, el("a", { href: `#${id}` }, text, mark));
+      const title = `${id}-title`;
+      parts.set(id, html`
+        <section id=${id} aria-labelledby=${title} class="section"><h2 id=${title}>${text}</h2></section>`);
+      return html`<li><a href=${`#${id}`}>${text}${mark}</a></li>`;
     });
-    page.nav = el("nav", { "aria-label": "Sections" }, el("ul", {}, links));
-    page.troubled = el("p", { class: "trouble", role: "alert", hidden: true });
+    page.nav = html`<nav aria-label="Sections"><ul>${links}</ul></nav>`;
+    page.troubled = html`<p class="trouble" role="alert" hidden />`;
     put(main, page.troubled, [...parts.values()]);
     page.redrawHeader = header(page, document.getElementById("top"));
     const charts = parts.get("charts");
     page.controls = new ChartControls(page);
-    charts.append(el("div", { class: "sectionhead" }, charts.firstChild, page.controls.root));
+    charts.append(html`<div class="sectionhead">${charts.firstChild}${page.controls.root}</div>`);
     page.choosers = [];
     page.outcome = new Outcome(parts.get("outcome"), page);
     page.first = new FirstCharts(charts, page);
@@ -199,8 +186,8 @@ const page = {
     page.advice = new AdviceSection(parts.get("warnings"), page);
     page.cluster = new ClusterSection(parts.get("cluster"), page);
     page.rollouts = new Rollouts(parts.get("rollouts"), page);
-    parts.get("timeline").append(page.runChooser());
-    page.timeline = new TimelineSection(parts.get("timeline"), page);
+    parts.get("time").append(page.runChooser());
+    page.time = new TimeSection(parts.get("time"), page);
     page.recipe = new RecipeSection(parts.get("recipe"), page);
     page.spy(parts);
   },

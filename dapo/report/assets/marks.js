@@ -12,10 +12,9 @@ function boundsOf(spec, columns) {
     }
   }
   if (low > high) return [0, 1];
-  if (spec.full) return [0, Math.abs(high - 1) < 0.02 ? 1 : high * 1.04 || 1];
+  if (spec.kind === "stack") return [0, Math.abs(high - 1) < 0.02 ? 1 : high * 1.04 || 1];
   if (low === high)
     return low === 0 ? [0, spec.unit === "share" ? 0.1 : 1] : [Math.min(0, low * 1.2), Math.max(0, low * 1.2)];
-  if (spec.kind === "stack") return [0, high * 1.04];
   if (low >= 0 && low < high * 0.6) low = 0;
   if (high <= 0 && high > low * 0.6) high = 0;
   const room = (high - low) * 0.06;
@@ -25,19 +24,17 @@ function boundsOf(spec, columns) {
 
 /** A small mark of a row: line, dash and marker as they are drawn. */
 function swatch(row, stack) {
-  const colour = { stroke: `var(${row.colour})` };
+  const colour = `var(${row.colour})`;
   if (stack)
-    return sv(
-      "svg",
-      { class: "swatch", width: 14, height: 12, viewBox: "0 0 14 12", "aria-hidden": "true" },
-      sv("rect", { x: 1, y: 1, width: 12, height: 10, rx: 2, fill: `var(${row.colour})` }),
-    );
-  return sv(
-    "svg",
-    { class: "swatch", width: 26, height: 12, viewBox: "0 0 26 12", "aria-hidden": "true" },
-    sv("line", { x1: 1, y1: 6, x2: 25, y2: 6, ...colour, "stroke-width": 2, "stroke-dasharray": row.dash.join(" ") }),
-    sv("path", { d: markerPath(row.marker, 13, 6, 3.2), fill: `var(${row.colour})`, ...colour, "stroke-width": 1 }),
-  );
+    return html`
+      <svg class="swatch" width="14" height="12" viewBox="0 0 14 12" aria-hidden="true">
+        <rect x="1" y="1" width="12" height="10" rx="2" fill=${colour} />
+      </svg>`;
+  return html`
+    <svg class="swatch" width="26" height="12" viewBox="0 0 26 12" aria-hidden="true">
+      <line x1="1" y1="6" x2="25" y2="6" stroke=${colour} stroke-width="2" stroke-dasharray=${row.dash.join(" ")} />
+      <path d=${markerPath(row.marker, 13, 6, 3.2)} fill=${colour} stroke=${colour} stroke-width="1" />
+    </svg>`;
 }
 
 function markerPath(marker, x, y, r) {
@@ -67,33 +64,17 @@ function tableOf(spec, rows, x) {
   const show = (v) => (v === null || v === undefined ? MISSING : measured(v, spec.unit));
   const between = (row, i) =>
     row.low && row.low[i] !== null && row.low[i] !== undefined ? ` (${show(row.low[i])} to ${show(row.high[i])})` : "";
-  return el(
-    "table",
-    {},
-    el("caption", {}, `${spec.title}, ${unitName(spec.unit)}`),
-    el(
-      "thead",
-      {},
-      el(
-        "tr",
-        {},
-        el("th", { scope: "col" }, "step"),
-        rows.map((row) => el("th", { scope: "col" }, inline(row.label, 60))),
-      ),
-    ),
-    el(
-      "tbody",
-      {},
-      there.map((i) =>
-        el(
-          "tr",
-          {},
-          el("th", { scope: "row" }, number(x[i])),
-          rows.map((row) => el("td", {}, show(row.values[i]), between(row, i))),
-        ),
-      ),
-    ),
-  );
+  return html`
+    <table>
+      <caption>${`${spec.title}, ${unitName(spec.unit)}`}</caption>
+      ${headOf(["step", ...rows.map((row) => inline(row.label, 60))])}
+      <tbody>${there.map((i) => html`
+        <tr>
+          <th scope="row">${number(x[i])}</th>
+          ${rows.map((row) => html`<td>${show(row.values[i])}${between(row, i)}</td>`)}
+        </tr>`)}
+      </tbody>
+    </table>`;
 }
 
 const SPARK = { width: 96, height: 24, edge: 2 };
@@ -119,15 +100,16 @@ function sparkline(rows) {
   const there = rows.flatMap((row) => row.values).filter((v) => v !== null && v !== undefined);
   const [low, high] = [Math.min(...there), Math.max(...there)];
   const y = (v) => (high > low ? height - edge - ((v - low) / (high - low)) * (height - 2 * edge) : height / 2);
-  return sv(
-    "svg",
-    { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
-    rows.map((row) => {
-      const last = Math.max(1, row.values.length - 1);
-      const points = row.values
-        .map((v, i) => (v === null || v === undefined ? null : `${((i / last) * (width - 4) + 2).toFixed(1)} ${y(v).toFixed(1)}`))
-        .filter(Boolean);
-      return sv("path", { d: `M${points.join("L")}`, stroke: `var(${row.colour})`, fill: "none", "stroke-width": 1.5 });
-    }),
-  );
+  const path = ({ values, colour }) => {
+    const last = Math.max(1, values.length - 1);
+    const x = (i) => (i / last) * (width - 4) + 2;
+    const points = values
+      .map((v, i) => (v === null || v === undefined ? null : `${x(i).toFixed(1)} ${y(v).toFixed(1)}`))
+      .filter(Boolean);
+    return html`<path d=${`M${points.join("L")}`} stroke=${`var(${colour})`} fill="none" stroke-width="1.5" />`;
+  };
+  return html`
+    <svg class="spark" viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} aria-hidden="true">
+      ${rows.map(path)}
+    </svg>`;
 }

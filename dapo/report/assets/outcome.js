@@ -17,12 +17,8 @@ function badge(run) {
   const { status } = run;
   const [word, sign] = own(STATES, status.state) || STATES.unknown;
   const tone = toneOf(run);
-  return el(
-    "span",
-    { class: `badge ${tone}`, "data-state": status.state },
-    el("span", { "aria-hidden": "true" }, `${sign} `),
-    word,
-  );
+  return html`
+    <span class=${`badge ${tone}`} data-state=${status.state}><span aria-hidden="true">${sign} </span>${word}</span>`;
 }
 
 function definition(page, key) {
@@ -31,32 +27,21 @@ function definition(page, key) {
 }
 
 function header(page, root) {
-  const name = el("div", { class: "names" });
-  put(
-    root,
-    el(
-      "div",
-      { class: "bar" },
-      page.live ? null : el("span", { class: "mark", "aria-hidden": "true" }, "dapo"),
-      name,
-      el("div", { class: "side" }, page.freshness, theme.control()),
-    ),
-    page.nav,
-  );
+  const name = html`<div class="names" />`;
+  put(root, html`
+    <div class="bar">
+      ${page.live ? null : html`<span class="mark" aria-hidden="true">dapo</span>`}
+      ${name}
+      <div class="side">${page.freshness}${theme.control()}</div>
+    </div>
+    ${page.nav}`);
   return () => {
-    const runs = page.bundle.runs;
-    const title = runs.length === 1 ? [inline(runs[0].label, 80)] : [`${runs.length} runs`];
-    put(
-      name,
-      el("h1", {}, title),
-      runs.length === 1
-        ? [badge(runs[0]), alarm(runs[0])]
-        : el(
-            "ul",
-            { class: "runs" },
-            runs.map((run) => el("li", {}, inline(run.label, 40), " ", badge(run), alarm(run))),
-          ),
-    );
+    const { runs } = page.bundle;
+    const [one] = runs;
+    const item = (run) => html`<li>${inline(run.label, 40)} ${badge(run)}${alarm(run)}</li>`;
+    put(name, runs.length === 1
+      ? html`<h1>${inline(one.label, 80)}</h1>${badge(one)}${alarm(one)}`
+      : html`<h1>${runs.length} runs</h1><ul class="runs">${runs.map(item)}</ul>`);
   };
 }
 
@@ -64,7 +49,7 @@ function header(page, root) {
 function alarm(run) {
   const count = urgentOf(run).length;
   return count
-    ? el("a", { href: "#warnings", class: "badge bad alarm" }, `✗ ${plural(count, "thing")} badly wrong`)
+    ? html`<a href="#warnings" class="badge bad alarm">${`✗ ${plural(count, "thing")} badly wrong`}</a>`
     : null;
 }
 
@@ -84,19 +69,11 @@ function progress(run) {
   const { status } = run;
   if (!status.steps) return null;
   const share = Math.max(0, Math.min(1, status.step / status.steps));
-  const tone = toneOf(run);
-  return el(
-    "div",
-    {
-      class: `progress ${tone}`,
-      role: "progressbar",
-      "aria-valuemin": 0,
-      "aria-valuemax": status.steps,
-      "aria-valuenow": status.step,
-      "aria-label": "Steps done",
-    },
-    el("span", { style: { width: `${(share * 100).toFixed(1)}%` } }),
-  );
+  return html`
+    <div class=${`progress ${toneOf(run)}`} role="progressbar" aria-label="Steps done"
+      aria-valuemin="0" aria-valuemax=${status.steps} aria-valuenow=${status.step}>
+      <span style=${{ width: `${(share * 100).toFixed(1)}%` }} />
+    </div>`;
 }
 
 /** What went wrong, where the run did not end well. */
@@ -105,24 +82,17 @@ function banner(run, several) {
   if (state === "finished" || (state === "running" && !said)) return null;
   const [, sign, tone] = own(STATES, state) || STATES.unknown;
   const lines = log.join("\n");
-  return el(
-    "div",
-    { class: `banner ${tone}`, role: tone === "bad" ? "alert" : "note" },
-    el("p", { class: "title" }, el("span", { "aria-hidden": "true" }, `${sign} `), visible(title)),
-    said ? el("p", { class: "said" }, worded(said)) : null,
-    lines.trim()
-      ? el(
-          "details",
-          {
-            open: (state === "failed" || state === "killed") && !several,
-            "data-key": `log-${run.label}`,
-            on: { toggle: (event) => toItsEnd(event.currentTarget) },
-          },
-          el("summary", {}, `The end of its log (${plural(log.length, "line")})`),
-          textBlock(lines, "The end of the run's log", "log"),
-        )
-      : null,
-  );
+  const open = (state === "failed" || state === "killed") && !several;
+  return html`
+    <div class=${`banner ${tone}`} role=${tone === "bad" ? "alert" : "note"}>
+      <p class="title"><span aria-hidden="true">${sign} </span>${visible(title)}</p>
+      ${said ? html`<p class="said">${worded(said)}</p>` : null}
+      ${lines.trim() ? html`
+        <details open=${open} data-key=${`log-${run.label}`} ontoggle=${(event) => toItsEnd(event.currentTarget)}>
+          <summary>The end of its log (${plural(log.length, "line")})</summary>
+          ${textBlock(lines, "The end of the run's log", "log")}
+        </details>` : null}
+    </div>`;
 }
 
 /** The last lines of a log say what ended the run. */
@@ -138,48 +108,32 @@ function kept(value) {
 
 function tile(page, one) {
   const meaning = definition(page, one.key);
-  return el(
-    "div",
-    { class: `tile ${one.tone}` },
-    el(
-      "dt",
-      {},
-      visible(one.label),
-      meaning
-        ? el(
-            "details",
-            { class: "meaning", "data-key": `tile-${one.label}` },
-            el("summary", { "aria-label": `What ${one.label} means` }, "?"),
-            el("p", {}, visible(meaning)),
-          )
-        : null,
-    ),
-    el(
-      "dd",
-      {},
-      el(
-        "b",
-        {},
-        one.tone && one.tone !== "good" ? el("span", { "aria-hidden": "true" }, TONES[one.tone]) : null,
-        visible(kept(one.value)),
-      ),
-      one.detail ? el("small", {}, visible(one.detail)) : null,
-    ),
-  );
+  return html`
+    <div class=${`tile ${one.tone}`}>
+      <dt>
+        ${visible(one.label)}
+        ${meaning ? html`
+          <details class="meaning" data-key=${`tile-${one.label}`}>
+            <summary aria-label=${`What ${one.label} means`}>?</summary><p>${visible(meaning)}</p>
+          </details>` : null}
+      </dt>
+      <dd>
+        <b>
+          ${one.tone && one.tone !== "good" ? html`<span aria-hidden="true">${TONES[one.tone]}</span>` : null}
+          ${visible(kept(one.value))}
+        </b>
+        ${one.detail ? html`<small>${visible(one.detail)}</small>` : null}
+      </dd>
+    </div>`;
 }
 
 function notes(run) {
   if (!run.notes.length) return null;
-  return el(
-    "details",
-    { class: "notes", "data-key": `notes-${run.label}` },
-    el("summary", {}, `${plural(run.notes.length, "note")} on what could not be read`),
-    el(
-      "ul",
-      {},
-      run.notes.map((note) => el("li", {}, visible(note))),
-    ),
-  );
+  return html`
+    <details class="notes" data-key=${`notes-${run.label}`}>
+      <summary>${plural(run.notes.length, "note")} on what could not be read</summary>
+      <ul>${run.notes.map((note) => html`<li>${visible(note)}</li>`)}</ul>
+    </details>`;
 }
 
 /** The sentences of a run that its banner does not begin with. */
@@ -189,44 +143,29 @@ function further(run) {
 
 function outcomeOfOne(page, run) {
   const [lead, ...rest] = further(run);
-  return [
-    banner(run),
-    lead ? el("p", { class: "lead" }, worded(lead)) : null,
-    el("p", { class: "facts" }, facts(run)),
-    progress(run),
-    urgent(page, run),
-    rest.length
-      ? el(
-          "div",
-          { class: "sentences" },
-          rest.map((one) => el("p", {}, worded(one))),
-        )
-      : null,
-    notes(run),
-  ];
+  return html`
+    ${banner(run)}
+    ${lead ? html`<p class="lead">${worded(lead)}</p>` : null}
+    <p class="facts">${facts(run)}</p>
+    ${progress(run)}
+    ${urgent(page, run)}
+    ${rest.length ? html`<div class="sentences">${rest.map((one) => html`<p>${worded(one)}</p>`)}</div>` : null}
+    ${notes(run)}`;
 }
 
 /** The recipes against one another, a sentence each. */
 function families(page) {
-  return el(
-    "ul",
-    { class: "families" },
-    page.bundle.families
-      .filter((family) => family.said)
-      .map((family) =>
-        el(
-          "li",
-          { class: family.tone },
-          el("b", {}, family.name ? inline(family.name, 160) : plural(family.runs.length, "seed"), ": "),
-          visible(family.said),
-        ),
-      ),
-  );
+  const told = page.bundle.families.filter((family) => family.said);
+  const name = (family) => (family.name ? inline(family.name, 160) : plural(family.runs.length, "seed"));
+  return html`
+    <ul class="families">
+      ${told.map((one) => html`<li class=${one.tone}><b>${name(one)}: </b>${visible(one.said)}</li>`)}
+    </ul>`;
 }
 
 /** A run's name, which a narrow column breaks between its words. */
 function inParts(label) {
-  return label.split(/(?<=[_/.-])/).map((part, i) => [i ? el("wbr") : null, inline(part, 60)]);
+  return label.split(/(?<=[_/.-])/).map((part, i) => [i ? html`<wbr />` : null, inline(part, 60)]);
 }
 
 /** A column a run, a row a number. What stands under a number on a run's own page is its title here. */
@@ -235,105 +174,62 @@ function comparison(page, runs) {
   for (const run of runs) for (const one of run.tiles) if (!labels.has(one.label)) labels.set(one.label, one.key);
   const cell = (run, label) => {
     const one = run.tiles.find((other) => other.label === label);
-    return el("td", { class: one ? one.tone : "", title: one ? one.detail : null }, one ? visible(kept(one.value)) : MISSING);
+    const text = one ? visible(kept(one.value)) : MISSING;
+    return html`<td class=${one ? one.tone : ""} title=${one ? one.detail : null}>${text}</td>`;
   };
-  return el(
-    "div",
-    { class: "scroll", tabindex: 0, role: "group", "aria-label": "The runs side by side" },
-    el(
-      "table",
-      { class: "compare" },
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          el("th", { scope: "col" }, "Run"),
-          runs.map((run) => el("th", { scope: "col" }, runMark(page, run), inParts(run.label), " ", badge(run))),
-        ),
-      ),
-      el(
-        "tbody",
-        {},
-        [...labels].map(([label, key]) =>
-          el(
-            "tr",
-            {},
-            el("th", { scope: "row", title: definition(page, key) }, visible(label)),
-            runs.map((run) => cell(run, label)),
-          ),
-        ),
-      ),
-    ),
-  );
+  const heads = runs.map((run) => [runMark(page, run), inParts(run.label), " ", badge(run)]);
+  const rows = [...labels].map(([label, key]) => html`
+    <tr>
+      <th scope="row" title=${definition(page, key)}>${visible(label)}</th>
+      ${runs.map((run) => cell(run, label))}
+    </tr>`);
+  return scrolled("The runs side by side", html`
+    <table class="compare">${headOf(["Run", ...heads])}<tbody>${rows}</tbody></table>`);
 }
 
 /** A run among several: what happened to it, and its sentences folded. */
 function ofRun(page, run) {
   const [lead, ...rest] = further(run);
-  return el(
-    "article",
-    { class: "ofrun" },
-    el("h3", {}, runMark(page, run), inline(run.label, 80), " ", badge(run)),
-    banner(run, true),
-    urgentInShort(page, run),
-    el(
-      "details",
-      { "data-key": `words-${run.label}` },
-      el("summary", {}, worded(lead || "")),
-      rest.map((one) => el("p", {}, worded(one))),
-      el("p", { class: "facts" }, facts(run)),
-    ),
-    notes(run),
-  );
+  return html`
+    <article class="ofrun">
+      <h3>${runMark(page, run)}${inline(run.label, 80)} ${badge(run)}</h3>
+      ${banner(run, true)}
+      ${urgentInShort(page, run)}
+      <details data-key=${`words-${run.label}`}>
+        <summary>${worded(lead || "")}</summary>
+        ${rest.map((one) => html`<p>${worded(one)}</p>`)}
+        <p class="facts">${facts(run)}</p>
+      </details>
+      ${notes(run)}
+    </article>`;
 }
 
 /** The mark that a run's lines carry in the charts. */
 function runMark(page, run) {
   const entity = page.entities.find((one) => one.run === run.label || (one.members || []).includes(run.label));
   if (!entity || page.entities.length < 2) return null;
-  return swatch(
-    {
-      colour: COLOURS[entity.index % COLOURS.length],
-      dash: DASHES[entity.index % DASHES.length],
-      marker: MARKERS[entity.index % MARKERS.length],
-    },
-    false,
-  );
+  const of = (looks) => looks[entity.index % looks.length];
+  return swatch({ colour: of(COLOURS), dash: of(DASHES), marker: of(MARKERS) }, false);
 }
 
 class Outcome {
   constructor(root, page) {
     this.page = page;
-    this.words = el("div", { class: "words" });
-    this.tiles = el("div", {});
-    this.under = el("div", {});
-    add(root, [el("div", { class: "opening" }, this.words, this.tiles), this.under]);
+    this.words = html`<div class="words" />`;
+    this.tiles = html`<div />`;
+    this.under = html`<div />`;
+    add(root, [html`<div class="opening">${this.words}${this.tiles}</div>`, this.under]);
   }
 
   update() {
     const { page } = this;
-    const runs = page.bundle.runs;
+    const { runs } = page.bundle;
     const tiles = runs.length === 1 ? runs[0].tiles : [];
     this.tiles.hidden = !tiles.length;
-    put(
-      this.tiles,
-      el(
-        "dl",
-        { class: "tiles" },
-        tiles.map((one) => tile(page, one)),
-      ),
-    );
-    put(this.under);
-    if (!runs.length) put(this.words, el("p", { class: "lead" }, "This page holds no run."));
+    put(this.tiles, html`<dl class="tiles">${tiles.map((one) => tile(page, one))}</dl>`);
+    put(this.under, runs.length > 1 ? runs.map((run) => ofRun(page, run)) : null);
+    if (!runs.length) put(this.words, html`<p class="lead">This page holds no run.</p>`);
     else if (runs.length === 1) put(this.words, outcomeOfOne(page, runs[0]));
-    else {
-      put(this.words, families(page), comparison(page, runs));
-      put(
-        this.under,
-        runs.map((run) => ofRun(page, run)),
-      );
-    }
+    else put(this.words, families(page), comparison(page, runs));
   }
 }

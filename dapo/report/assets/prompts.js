@@ -10,55 +10,20 @@ function dots(visits, width, height, most) {
     5 + ((visit.step - first.step) / span) * (width - room),
     height - 5 - (visit.scored ? visit.correct / visit.scored : 0) * (height - 10),
   ];
-  return sv(
-    "svg",
-    { class: "dots", width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
-    height > 60
-      ? [
-          [1, "100%"],
-          [0.5, "50%"],
-          [0, "0%"],
-        ].map(([share, text]) => [
-          sv("line", {
-            x1: 0,
-            x2: width,
-            y1: height - 5 - share * (height - 10),
-            y2: height - 5 - share * (height - 10),
-            stroke: "var(--grid)",
-          }),
-          sv(
-            "text",
-            {
-              x: width - 4,
-              y: height - (share ? 7 : 9) - share * (height - 22),
-              fill: "var(--muted)",
-              "font-size": 11,
-              "text-anchor": "end",
-            },
-            text,
-          ),
-        ])
-      : null,
-    sv("polyline", {
-      points: shown
-        .map((visit) =>
-          at(visit)
-            .map((v) => v.toFixed(1))
-            .join(","),
-        )
-        .join(" "),
-      fill: "none",
-      stroke: "var(--line)",
-    }),
-    shown.map((visit) =>
-      sv("circle", {
-        cx: at(visit)[0].toFixed(1),
-        cy: at(visit)[1].toFixed(1),
-        r: 3,
-        fill: `var(${passColour(visit)})`,
-      }),
-    ),
-  );
+  const level = ([share, text]) => {
+    const y = height - 5 - share * (height - 10);
+    const under = height - (share ? 7 : 9) - share * (height - 22);
+    return html`
+      <line x1="0" x2=${width} y1=${y} y2=${y} stroke="var(--grid)" />
+      <text x=${width - 4} y=${under} fill="var(--muted)" font-size="11" text-anchor="end">${text}</text>`;
+  };
+  const places = shown.map((visit) => at(visit).map((v) => v.toFixed(1)));
+  return html`
+    <svg class="dots" width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} aria-hidden="true">
+      ${height > 60 ? [[1, "100%"], [0.5, "50%"], [0, "0%"]].map(level) : null}
+      <polyline points=${places.join(" ")} fill="none" stroke="var(--line)" />
+      ${places.map(([x, y], i) => html`<circle cx=${x} cy=${y} r="3" fill=${`var(${passColour(shown[i])})`} />`)}
+    </svg>`;
 }
 
 function passColour(visit) {
@@ -67,75 +32,51 @@ function passColour(visit) {
   return share >= 1 ? "--easy" : share <= 0 ? "--hard" : "--kept";
 }
 
+const DESCENDING = { sorter: "number", headerSortStartingDir: "desc" };
+
 class PromptBrowser {
   constructor(page, openGroup) {
     Object.assign(this, { page, openGroup, rows: [], total: 0, text: "", asked: 0 });
-    const slowly = debounced(() => this.load(), 180);
-    this.search = el("input", {
-      type: "search",
-      placeholder: "prompt, answer or id",
-      spellcheck: "false",
-      on: {
-        input: () => {
-          this.text = this.search.value;
-          slowly();
-        },
-      },
+    const search = searchBox("prompt, answer or id", (text) => {
+      this.text = text;
+      this.load();
     });
-    this.count = el("p", { class: "note", role: "status" });
-    this.more = el("button", { type: "button", hidden: true, on: { click: () => this.load(true) } }, "Load more");
+    this.count = html`<p class="note" role="status" />`;
+    this.more = button("Load more", () => this.load(true));
+    this.more.hidden = true;
+    const problem = (p) => html`<span class="cut">${oneLine(p.prompt, 90)}</span>`;
     this.list = new List(
       "Prompts",
       [
-        {
-          title: "Prompt",
-          field: "prompt",
-          minWidth: 110,
-          node: (p) => el("span", { class: "cut" }, oneLine(p.prompt, 90)),
-        },
-        {
-          title: "Visits",
-          field: "count",
-          width: 70,
-          sorter: "number",
-          headerSortStartingDir: "desc",
-          node: (p) => el("span", { class: "num" }, number(p.count)),
-        },
+        { title: "Prompt", field: "prompt", minWidth: 110, node: problem },
+        { title: "Visits", field: "count", width: 70, ...DESCENDING, node: (p) => numeric(number(p.count)) },
         {
           title: "First to last",
           field: "gain",
           width: 112,
-          sorter: "number",
-          headerSortStartingDir: "desc",
-          node: (p) =>
-            el("span", { class: "num" }, p.count ? `${percent(p.first, 0)} → ${percent(p.last, 0)}` : MISSING),
+          ...DESCENDING,
+          node: (p) => numeric(p.count ? `${percent(p.first, 0)} → ${percent(p.last, 0)}` : MISSING),
         },
         {
           title: "History",
           field: "key",
           width: 130,
           headerSort: false,
-          node: (p) => (p.visits.length ? dots(p.visits, 112, 26, 40) : el("span", {}, MISSING)),
+          node: (p) => (p.visits.length ? dots(p.visits, 112, 26, 40) : html`<span>${MISSING}</span>`),
         },
       ],
       (row) => this.open(row.id),
       560,
     );
-    this.panel = el(
-      "section",
-      { class: "group", "aria-label": "The open prompt", tabindex: -1 },
-      el("p", { class: "empty" }, "Choose a prompt to see what each step made of it."),
-    );
-    this.root = el(
-      "div",
-      {},
-      el(
-        "div",
-        { class: "controls", role: "search", "aria-label": "Filter prompts" },
-        field("Search", this.search, "wide"),
-      ),
-      el("div", { class: "browse" }, el("div", {}, this.count, this.list.root, this.more), this.panel),
-    );
+    this.panel = html`
+      <section class="group" aria-label="The open prompt" tabindex="-1">
+        <p class="empty">Choose a prompt to see what each step made of it.</p>
+      </section>`;
+    this.root = html`
+      <div>
+        <div class="controls" role="search" aria-label="Filter prompts">${field("Search", search, "wide")}</div>
+        <div class="browse"><div>${this.count}${this.list.root}${this.more}</div>${this.panel}</div>
+      </div>`;
   }
 
   async load(further) {
@@ -173,80 +114,36 @@ class PromptBrowser {
     const run = this.page.run;
     const found = await this.page.ask((source) => source.prompt(run, id));
     if (!found) {
-      put(this.panel, el("p", { class: "empty" }, "This prompt's history is not in this page."));
+      put(this.panel, html`<p class="empty">This prompt's history is not in this page.</p>`);
       return;
     }
-    const steps = this.page.runView().rollouts.steps;
-    const there = new Set(steps);
-    put(
-      this.panel,
-      el(
-        "div",
-        { class: "grouphead" },
-        el("h3", {}, "Prompt ", inline(found.id, 24)),
-        el("span", { class: "chip" }, inline(found.source, 40)),
-      ),
-      el(
-        "div",
-        { class: "asked" },
-        el("div", {}, el("p", { class: "cap" }, "Problem"), textBlock(found.prompt, "Problem")),
-        el("div", { class: "gold" }, el("p", { class: "cap" }, "Gold answer"), textBlock(found.answer, "Gold answer")),
-      ),
-      found.visits.length ? dots(found.visits, 620, 120, 400) : null,
-      el(
-        "p",
-        { class: "note" },
-        el("span", { class: "key easy" }, "●"),
-        " all correct  ",
-        el("span", { class: "key kept" }, "●"),
-        " mixed  ",
-        el("span", { class: "key hard" }, "●"),
-        " all wrong. Height: share correct.",
-      ),
-      el(
-        "div",
-        { class: "scroll", tabindex: 0, role: "group", "aria-label": "Visits" },
-        el(
-          "table",
-          {},
-          el(
-            "thead",
-            {},
-            el(
-              "tr",
-              {},
-              ["Step", "Verdict", "Correct", "Then", "Mean length", ""].map((name) => el("th", { scope: "col" }, name)),
-            ),
-          ),
-          el(
-            "tbody",
-            {},
-            found.visits.map((visit) =>
-              el(
-                "tr",
-                {},
-                el("th", { scope: "row" }, number(visit.step)),
-                el("td", {}, chip(visit.verdict, "verdict")),
-                el("td", {}, rate(visit.correct, visit.scored)),
-                el("td", {}, inline(visit.disposition || MISSING, 30)),
-                el("td", {}, number(visit.length_mean, 1)),
-                el(
-                  "td",
-                  {},
-                  there.has(visit.step)
-                    ? el(
-                        "button",
-                        { type: "button", class: "link", on: { click: () => this.openGroup(visit.step, visit.group) } },
-                        `Open group ${number(visit.group)}`,
-                      )
-                    : el("span", { class: "faint" }, "not in this page"),
-                ),
-              ),
-            ),
-          ),
-        ),
-      ),
-    );
+    const there = new Set(this.page.runView().rollouts.steps);
+    const goTo = (visit) =>
+      there.has(visit.step)
+        ? button(`Open group ${number(visit.group)}`, () => this.openGroup(visit.step, visit.group), "link")
+        : html`<span class="faint">not in this page</span>`;
+    const row = (visit) => html`
+      <tr>
+        <th scope="row">${number(visit.step)}</th>
+        <td>${chip(visit.verdict, "verdict")}</td>
+        <td>${rate(visit.correct, visit.scored)}</td>
+        <td>${inline(visit.disposition || MISSING, 30)}</td>
+        <td>${number(visit.length_mean, 1)}</td>
+        <td>${goTo(visit)}</td>
+      </tr>`;
+    const key = (tone) => html`<span class=${`key ${tone}`}>●</span>`;
+    put(this.panel, html`
+      <div class="grouphead">
+        <h3>Prompt ${inline(found.id, 24)}</h3><span class="chip">${inline(found.source, 40)}</span>
+      </div>
+      ${askedOf(textBlock(found.prompt, "Problem"), found.answer)}
+      ${found.visits.length ? dots(found.visits, 620, 120, 400) : null}
+      <p class="note">${key("easy")} all correct  ${key("kept")} mixed  ${key("hard")} all wrong. Height: share correct.</p>
+      ${scrolled("Visits", html`
+        <table>
+          ${headOf(["Step", "Verdict", "Correct", "Then", "Mean length", ""])}
+          <tbody>${found.visits.map(row)}</tbody>
+        </table>`)}`);
     await this.list.ready;
     this.list.mark(id);
     if (!quiet) this.page.remember({ run, prompt: id });

@@ -12,128 +12,56 @@ class GroupBrowser {
       this.filter[name] = value;
       this.narrow();
     };
-    const slowly = debounced(() => this.narrow(), 180);
     this.newest = !!page.live; // A server's run grows: its newest step is shown until the reader chooses one.
-    this.step = el("input", {
-      type: "number",
-      inputmode: "numeric",
-      placeholder: "all",
-      on: {
-        input: () => {
-          this.newest = false;
-          this.filter.step = this.step.value;
-          slowly();
-        },
-      },
-    });
-    this.verdict = select(
-      [["", "all"], ...Object.entries(VERDICTS).map(([key, [text]]) => [key, text])],
-      "",
-      set("verdict"),
-    );
+    const slowly = debounced(() => this.narrow(), 180);
+    const typed = () => {
+      this.newest = false;
+      this.filter.step = this.step.value;
+      slowly();
+    };
+    this.step = html`<input type="number" inputmode="numeric" placeholder="all" oninput=${typed} />`;
+    const verdicts = Object.entries(VERDICTS).map(([key, [text]]) => [key, text]);
+    this.verdict = select([["", "all"], ...verdicts], "", set("verdict"));
     this.disposition = select([["", "all"], ...DISPOSITIONS.map((key) => [key, key])], "", set("disposition"));
     this.source = select([["", "all"]], "", set("source"));
-    this.search = el("input", {
-      type: "search",
-      placeholder: "prompt, answer or response",
-      spellcheck: "false",
-      on: {
-        input: () => {
-          this.filter.text = this.search.value;
-          slowly();
-        },
-      },
-    });
-    this.tokens = el("input", {
-      type: "checkbox",
-      on: {
-        change: () => {
-          this.filter.tokens = this.tokens.checked;
-          this.narrow();
-        },
-      },
-    });
-    this.clear = el("button", { type: "button", on: { click: () => this.reset() } }, "Clear");
-    this.count = el("p", { class: "note", role: "status" });
-    this.more = el("button", { type: "button", hidden: true, on: { click: () => this.load(true) } }, "Load more");
+    this.search = searchBox("prompt, answer or response", set("text"));
+    this.tokens = html`<input type="checkbox" onchange=${() => set("tokens")(this.tokens.checked)} />`;
+    this.count = html`<p class="note" role="status" />`;
+    this.more = button("Load more", () => this.load(true));
+    this.more.hidden = true;
+    const recorded = () => html`<span class="dot" title="recorded token by token">● </span>`;
+    const problem = (g) => html`<span class="cut">${g.has_tokens ? recorded() : null}${oneLine(g.problem, 90)}</span>`;
+    const length = (g) => numeric(number(g.length_mean, 1));
+    const then = (g) => html`<span class="faint">${inline(g.disposition || MISSING, 20)}</span>`;
+    const sorter = "number";
     this.list = new List(
       "Groups",
       [
-        {
-          title: "Step",
-          field: "step",
-          width: 66,
-          responsive: 0,
-          node: (g) => el("span", { class: "num" }, number(g.step)),
-          sorter: "number",
-        },
-        {
-          title: "Group",
-          field: "group",
-          width: 76,
-          responsive: 2,
-          node: (g) => el("span", { class: "num" }, number(g.group)),
-          sorter: "number",
-        },
+        { title: "Step", field: "step", width: 66, responsive: 0, sorter, node: (g) => numeric(number(g.step)) },
+        { title: "Group", field: "group", width: 76, responsive: 2, sorter, node: (g) => numeric(number(g.group)) },
         { title: "Verdict", field: "verdict", width: 112, responsive: 0, node: (g) => chip(g.verdict, "verdict") },
-        {
-          title: "Correct",
-          field: "share",
-          width: 112,
-          responsive: 0,
-          sorter: "number",
-          node: (g) => rate(g.correct, g.scored),
-        },
-        {
-          title: "Problem",
-          field: "problem",
-          minWidth: 130,
-          responsive: 0,
-          headerSort: false,
-          node: (g) =>
-            el(
-              "span",
-              { class: "cut" },
-              g.has_tokens ? el("span", { class: "dot", title: "recorded token by token" }, "● ") : null,
-              oneLine(g.problem, 90),
-            ),
-        },
-        {
-          title: "Then",
-          field: "disposition",
-          width: 96,
-          responsive: 3,
-          node: (g) => el("span", { class: "faint" }, inline(g.disposition || MISSING, 20)),
-        },
-        {
-          title: "Length",
-          field: "length",
-          width: 80,
-          responsive: 4,
-          sorter: "number",
-          node: (g) => el("span", { class: "num" }, number(g.length_mean, 1)),
-        },
+        { title: "Correct", field: "share", width: 112, responsive: 0, sorter, node: (g) => rate(g.correct, g.scored) },
+        { title: "Problem", field: "problem", minWidth: 130, responsive: 0, headerSort: false, node: problem },
+        { title: "Then", field: "disposition", width: 96, responsive: 3, node: then },
+        { title: "Length", field: "length", width: 80, responsive: 4, sorter, node: length },
       ],
       (row) => this.open(row.step, row.group),
       560,
     );
     this.panel = new GroupPanel(page);
-    this.root = el(
-      "div",
-      {},
-      el(
-        "div",
-        { class: "controls", role: "search", "aria-label": "Filter groups" },
-        field("Step", this.step, "small"),
-        field("Verdict", this.verdict),
-        field("What became of it", this.disposition),
-        field("Source", this.source),
-        field("Search", this.search, "wide"),
-        el("div", { class: "field check" }, el("label", {}, this.tokens, " with tokens")),
-        this.clear,
-      ),
-      el("div", { class: "browse" }, el("div", {}, this.count, this.list.root, this.more), this.panel.root),
-    );
+    this.root = html`
+      <div>
+        <div class="controls" role="search" aria-label="Filter groups">
+          ${field("Step", this.step, "small")}
+          ${field("Verdict", this.verdict)}
+          ${field("What became of it", this.disposition)}
+          ${field("Source", this.source)}
+          ${field("Search", this.search, "wide")}
+          <div class="field check"><label>${this.tokens} with tokens</label></div>
+          ${button("Clear", () => this.reset())}
+        </div>
+        <div class="browse"><div>${this.count}${this.list.root}${this.more}</div>${this.panel.root}</div>
+      </div>`;
   }
 
   reset() {
@@ -220,15 +148,9 @@ class GroupBrowser {
     const found = await this.page.ask((source) => source.group(run, step, group));
     if (opening !== this.opening) return; // Another was chosen meanwhile.
     if (!found) {
-      put(
-        this.panel.root,
-        el(
-          "p",
-          { class: "empty" },
-          `Group ${number(group)} of step ${number(step)} is not in this page. `,
-          this.page.live ? null : "“dapo view” shows every group that the run wrote.",
-        ),
-      );
+      const missing = `Group ${number(group)} of step ${number(step)} is not in this page. `;
+      const where = this.page.live ? "" : "“dapo view” shows every group that the run wrote.";
+      put(this.panel.root, html`<p class="empty">${missing}${where}</p>`);
       return;
     }
     this.openKey = `${step}/${group}`;
@@ -273,7 +195,8 @@ class Rollouts {
       ["heldout", "Held out: before and after", this.heldOut.root],
     ];
     this.tabs = tabs("Ways to browse", entries, "groups");
-    add(root, [el("div", { class: "tabline" }, this.tabs.list, this.runField), entries.map(([, , panel]) => panel)]);
+    const panels = entries.map(([, , panel]) => panel);
+    add(root, [html`<div class="tabline">${this.tabs.list}${this.runField}</div>`, panels]);
     this.signature = "";
   }
 

@@ -75,42 +75,48 @@ function curve(run) {
   const told = now === null ? "not measured yet" : `from ${percent(first)} to ${percent(now)}`;
   const trained = lastOf(run.reward);
   const label = `Held-out accuracy ${told}${trained === null ? "" : `; training accuracy now ${percent(trained)}`}`;
-  return sv("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label },
-    sv("title", {}, label),
-    [0, 0.5, 1].map((level) => sv("line", { class: "level", x1: 0, x2: width, y1: y(level), y2: y(level) })),
-    stretches.length ? sv("path", { class: "line", d: stretches.join(""), fill: "none" }) : null,
-    run.accuracy.map((value, i) =>
-      value === null ? null : sv("circle", { class: "dot", cx: x(dots[i]), cy: y(value), r: run.accuracy.length > 20 ? 1.8 : 2.6 })),
-  );
+  const r = run.accuracy.length > 20 ? 1.8 : 2.6;
+  const dot = (value, i) => value !== null && html`<circle class="dot" cx=${x(dots[i])} cy=${y(value)} r=${r} />`;
+  return html`
+    <svg class="curve" role="img" aria-label=${label} width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`}>
+      <title>${label}</title>
+      ${[0, 0.5, 1].map((level) => html`<line class="level" x1="0" x2=${width} y1=${y(level)} y2=${y(level)} />`)}
+      ${stretches.length ? html`<path class="line" d=${stretches.join("")} fill="none" />` : null}
+      ${run.accuracy.map(dot)}
+    </svg>`;
 }
 
 function progress(run) {
   const share = run.steps > 0 ? Math.min(1, run.step / run.steps) : 0;
-  return [
-    el("span", { class: "steps" }, number(run.step), el("span", { class: "of" }, ` / ${run.steps ? number(run.steps) : "?"}`)),
-    el("span", { class: `bar ${stateOf(run)[2]}`, "aria-hidden": "true" }, el("span", { style: { width: `${(100 * share).toFixed(1)}%` } })),
-  ];
+  const done = { width: `${(100 * share).toFixed(1)}%` };
+  return html`
+    <span class="steps">${number(run.step)}<span class="of"> / ${run.steps ? number(run.steps) : "?"}</span></span>
+    <span class=${`bar ${stateOf(run)[2]}`} aria-hidden="true"><span style=${done} /></span>`;
 }
 
 function accuracy(run) {
   const now = lastOf(run.accuracy);
-  if (now === null) return el("span", { class: "faint" }, MISSING);
+  if (now === null) return html`<span class="faint">${MISSING}</span>`;
   const first = firstOf(run.accuracy);
-  return el("span", { class: now < first ? "fell" : "" },
-    el("strong", {}, percent(now)),
-    run.accuracy.length > 1 ? el("span", { class: "of" }, ` from ${percent(first)}`) : null,
-  );
+  return html`
+    <span class=${now < first ? "fell" : ""}>
+      <strong>${percent(now)}</strong>
+      ${run.accuracy.length > 1 ? html`<span class="of"> from ${percent(first)}</span>` : null}
+    </span>`;
 }
 
 /** A row whose cells change only where a number did, so that a focus or a selected text stays. */
 function makeRow(name) {
-  const box = el("input", { type: "checkbox", "aria-label": `Compare ${name}`, on: { change: () => choose(name, box.checked) } });
-  const cells = Object.fromEntries(
-    ["run", "state", "progress", "curve", "accuracy", "warnings", "updated"].map((key) => [key, el("td", { class: `c-${key}`, role: "cell" })]),
-  );
-  const node = el("tr", { role: "row", "data-run": name }, el("td", { class: "c-box", role: "cell" }, el("label", {}, box)), Object.values(cells));
+  const box = html`
+    <input type="checkbox" aria-label=${`Compare ${name}`} onchange=${() => choose(name, box.checked)} />`;
+  const keys = ["run", "state", "progress", "curve", "accuracy", "warnings", "updated"];
+  const cells = Object.fromEntries(keys.map((key) => [key, html`<td class=${`c-${key}`} role="cell" />`]));
+  const node = html`
+    <tr role="row" data-run=${name}>
+      <td class="c-box" role="cell"><label>${box}</label></td>${Object.values(cells)}
+    </tr>`;
   const link = linkTo(addressOfRun(name), { class: "name" }, inline(name));
-  const about = el("span", { class: "about" });
+  const about = html`<span class="about" />`;
   put(cells.run, link, about);
   const seen = {};
   const fill = (key, what, make) => {
@@ -127,18 +133,21 @@ function makeRow(name) {
     about.title = oneLine(run.model, 300);
     fill("state", [run.state, run.title], () => {
       const [word, sign, tone] = stateOf(run);
-      return el("span", { class: `badge ${tone}`, "data-state": run.state, title: oneLine(run.title, 200) }, el("span", { "aria-hidden": "true" }, `${sign} `), el("span", { class: "state" }, word));
+      return html`
+        <span class=${`badge ${tone}`} data-state=${run.state} title=${oneLine(run.title, 200)}>
+          <span aria-hidden="true">${sign} </span><span class="state">${word}</span>
+        </span>`;
     });
     fill("progress", [run.step, run.steps, run.state], () => progress(run));
     fill("curve", [run.accuracy, run.accuracy_steps, run.reward, run.reward_steps], () => curve(run));
     fill("accuracy", run.accuracy, () => accuracy(run));
     fill("warnings", `${run.bad} ${run.advice}`, () => {
-      if (!run.advice) return el("span", { class: "faint" }, "none");
-      if (!run.bad) return el("span", { class: "warned" }, plural(run.advice, "warning"));
-      return el("span", { class: "warned bad" }, `${plural(run.advice, "warning")}, ${run.bad} bad`);
+      if (!run.advice) return html`<span class="faint">none</span>`;
+      const bad = run.bad ? `, ${run.bad} bad` : "";
+      return html`<span class=${bad ? "warned bad" : "warned"}>${plural(run.advice, "warning")}${bad}</span>`;
     });
-    const shown = `${ago(run.updated || run.started)} ${moment(run.updated || run.started)}`;
-    fill("updated", shown, () => el("span", { title: moment(run.updated || run.started) }, ago(run.updated || run.started)));
+    const when = run.updated || run.started;
+    fill("updated", `${ago(when)} ${moment(when)}`, () => html`<span title=${moment(when)}>${ago(when)}</span>`);
   };
   return { node, update };
 }
@@ -152,29 +161,56 @@ function choose(name, on) {
 
 // ------------------------------------------------------------------------------------------------------------ frame
 
-const search = el("input", {
-  type: "search", placeholder: "Name, model, preset, state", value: kept.search, autocomplete: "off", spellcheck: "false",
-  on: { input: () => { kept.search = search.value; remember(); show(); } },
-});
+const looked = () => {
+  kept.search = search.value;
+  remember();
+  show();
+};
+const search = html`
+  <input type="search" placeholder="Name, model, preset, state" value=${kept.search} autocomplete="off" spellcheck="false"
+    oninput=${looked} />`;
 const sorting = select(Object.entries(SORTS).map(([key, sort]) => [key, sort.label]), kept.sort, (key) => sortBy(key));
 const compare = linkTo("/compare", { class: "button", id: "compare" }, "Compare");
-const clear = el("button", { type: "button", class: "quiet", on: { click: () => { chosen.clear(); remember(); showChoice(); show(); } } }, "Clear");
-const hint = el("span", { class: "hint" }, "Choose another to compare");
-const choice = el("div", { class: "choice", hidden: true }, hint, compare, clear);
-const count = el("p", { class: "count", role: "status" });
-const aside = el("p", { class: "aside", hidden: true });
-const heads = [["run", "Run", "name"], ["state", "State", "state"], ["progress", "Steps", "progress"], ["curve", "Accuracy over steps", null],
-  ["accuracy", "Held-out accuracy", "accuracy"], ["warnings", "Warnings", "warnings"], ["updated", "Last update", "newest"]].map(([key, text, sort]) => {
-  const inner = sort ? el("button", { type: "button", class: "sorter", on: { click: () => sortBy(sort) } }, text) : text;
-  return el("th", { class: `c-${key}`, role: "columnheader", scope: "col", "data-sort": sort || "" }, inner);
-});
-const body = el("tbody", { role: "rowgroup" });
-const table = el("table", { class: "runs", role: "table", "aria-label": "Runs" },
-  el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, el("th", { class: "c-box", role: "columnheader", scope: "col" }, el("span", { class: "offscreen" }, "Compare")), heads)), body);
-const empty = el("div", { class: "empty", hidden: true });
-const legend = el("p", { class: "legend" },
-  sv("svg", { width: 12, height: 12, viewBox: "0 0 12 12", "aria-hidden": "true" }, sv("circle", { class: "dot", cx: 6, cy: 6, r: 3 })), " held-out accuracy ",
-  sv("svg", { width: 20, height: 12, viewBox: "0 0 20 12", "aria-hidden": "true" }, sv("path", { class: "line", d: "M1 6L19 6", fill: "none" })), " training accuracy, lines at 0, 50 and 100%");
+const clear = button("Clear", () => {
+  chosen.clear();
+  remember();
+  show();
+}, "quiet");
+const hint = html`<span class="hint">Choose another to compare</span>`;
+const choice = html`<div class="choice" hidden>${hint}${compare}${clear}</div>`;
+const count = html`<p class="count" role="status" />`;
+const aside = html`<p class="aside" hidden />`;
+const COLUMNS = [
+  ["run", "Run", "name"],
+  ["state", "State", "state"],
+  ["progress", "Steps", "progress"],
+  ["curve", "Accuracy over steps", ""],
+  ["accuracy", "Held-out accuracy", "accuracy"],
+  ["warnings", "Warnings", "warnings"],
+  ["updated", "Last update", "newest"],
+];
+const heads = COLUMNS.map(([key, text, sort]) => html`
+  <th class=${`c-${key}`} role="columnheader" scope="col" data-sort=${sort}>
+    ${sort ? button(text, () => sortBy(sort), "sorter") : text}
+  </th>`);
+const body = html`<tbody role="rowgroup" />`;
+const table = html`
+  <table class="runs" role="table" aria-label="Runs">
+    <thead role="rowgroup">
+      <tr role="row">
+        <th class="c-box" role="columnheader" scope="col"><span class="offscreen">Compare</span></th>${heads}
+      </tr>
+    </thead>
+    ${body}
+  </table>`;
+const empty = html`<div class="empty" hidden />`;
+const legend = html`
+  <p class="legend">
+    <svg width="12" height="12" viewBox="0 0 12 12" aria-hidden="true"><circle class="dot" cx="6" cy="6" r="3" /></svg>
+    ${" held-out accuracy "}
+    <svg width="20" height="12" viewBox="0 0 20 12" aria-hidden="true"><path class="line" d="M1 6L19 6" fill="none" /></svg>
+    ${" training accuracy, lines at 0, 50 and 100%"}
+  </p>`;
 
 function sortBy(key) {
   kept.sort = key;
@@ -226,8 +262,11 @@ function show() {
   table.hidden = list.length === 0;
   legend.hidden = list.length === 0;
   empty.hidden = list.length > 0 || !arrived || (runs.length === 0 && notices.waiting > 0);
-  if (runs.length === 0) put(empty, el("p", {}, `No runs in ${oneLine(notices.folder, 80)} yet.`), el("p", {}, el("code", {}, "dapo train quickstart"), " makes one; it shows here by itself."));
-  else if (list.length === 0) put(empty, el("p", {}, "No run matches the search."));
+  if (runs.length === 0)
+    put(empty, html`
+      <p>No runs in ${oneLine(notices.folder, 80)} yet.</p>
+      <p><code>dapo train quickstart</code> makes one; it shows here by itself.</p>`);
+  else if (list.length === 0) put(empty, html`<p>No run matches the search.</p>`);
   const going = runs.filter((run) => run.state === "running").length;
   const more = notices.waiting ? `, reading ${number(notices.waiting)} more` : "";
   const told = !arrived ? "" : `${list.length === runs.length ? plural(runs.length, "run") : `${list.length} of ${plural(runs.length, "run")}`}${going ? `, ${going} running` : ""}${more}`;
@@ -254,14 +293,15 @@ function take(content) {
 }
 
 theme.start();
-const title = el("h1", {}, "Runs");
+const title = html`<h1>Runs</h1>`;
 const foot = document.getElementById("foot");
-const freshness = el("span", { role: "status" });
+const freshness = html`<span role="status" />`;
 const stands = touch(freshness);
-put(document.getElementById("top"), el("div", { class: "head" }, el("div", {}, title, count), el("div", { class: "side" }, freshness, theme.control())));
-put(document.getElementById("runs"),
-  el("div", { class: "tools" }, field("Search", search, "wide"), field("Sort by", sorting), choice),
-  aside, legend, el("div", { class: "sheet" }, table), empty);
+put(document.getElementById("top"), html`
+  <div class="head"><div>${title}${count}</div><div class="side">${freshness}${theme.control()}</div></div>`);
+put(document.getElementById("runs"), html`
+  <div class="tools">${field("Search", search, "wide")}${field("Sort by", sorting)}${choice}</div>
+  ${aside}${legend}<div class="sheet">${table}</div>${empty}`);
 const asking = poller("/api/runs", take, (how) => stands(how, arrived && !runs.some((run) => run.state === "running")), () => runs.some((run) => run.state === "running"));
 asking.ask();
 setInterval(() => { if (arrived && !document.hidden) show(); }, 5000);

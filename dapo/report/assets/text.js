@@ -63,13 +63,8 @@ function visible(text) {
   for (const match of text.matchAll(ODD)) {
     if (match.index > last) nodes.push(document.createTextNode(text.slice(last, match.index)));
     const code = match[0].charCodeAt(0);
-    nodes.push(
-      el(
-        "span",
-        { class: "odd", title: `character U+${code.toString(16).toUpperCase().padStart(4, "0")}` },
-        namedControl(code),
-      ),
-    );
+    const title = `character U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
+    nodes.push(html`<span class="odd" title=${title}>${namedControl(code)}</span>`);
     last = match.index + 1;
   }
   if (last < text.length) nodes.push(document.createTextNode(text.slice(last)));
@@ -78,58 +73,37 @@ function visible(text) {
 
 /** Sentences of this package: what stands between backticks is code. The names in them are untrusted all the same. */
 function worded(text) {
-  return text.split(/`([^`\n]+)`/).map((part, i) => (i % 2 ? el("code", {}, visible(part)) : visible(part)));
+  return text.split(/`([^`\n]+)`/).map((part, i) => (i % 2 ? html`<code>${visible(part)}</code>` : visible(part)));
 }
 
 /** A problem as the data has it; what the model saw, template and all, on demand. */
 function problemBlock(one, key) {
-  return [
-    textBlock(one.problem, "Problem"),
-    one.prompt === one.problem
-      ? null
-      : el(
-          "details",
-          { class: "template", "data-key": `template-${key}` },
-          el("summary", {}, "As the model saw it"),
-          textBlock(one.prompt, "Prompt"),
-        ),
-  ];
+  if (one.prompt === one.problem) return textBlock(one.problem, "Problem");
+  return html`
+    ${textBlock(one.problem, "Problem")}
+    <details class="template" data-key=${`template-${key}`}>
+      <summary>As the model saw it</summary>
+      ${textBlock(one.prompt, "Prompt")}
+    </details>`;
 }
 
 /** A block of text as it came. Very long ones show their beginning, and the rest when asked. */
 function textBlock(text, label, className) {
-  const block = el("pre", {
-    class: `text ${className || ""}`,
-    dir: "auto",
-    tabindex: 0,
-    role: "group",
-    "aria-label": label,
-  });
-  if (text === "") add(block, [el("span", { class: "faint" }, "(empty)")]);
-  else if (text.length <= CUT) add(block, visible(text));
-  else {
-    const head = wellCut(text, CUT);
-    add(block, visible(head));
-    const more = el(
-      "button",
-      {
-        type: "button",
-        class: "quiet",
-        on: {
-          click: () => {
-            more.replaceWith(...visible(text.slice(head.length)));
-            block.focus();
-          },
-        },
-      },
-      `Show the other ${number(text.length - head.length)} characters`,
-    );
-    add(block, ["\n", more]);
-  }
+  const head = text.length > CUT ? wellCut(text, CUT) : text;
+  const rest = text.slice(head.length);
+  const show = () => {
+    more.replaceWith(...visible(rest));
+    block.focus();
+  };
+  const more = rest && button(`Show the other ${number(rest.length)} characters`, show, "quiet");
+  const block = html`
+    <pre class=${`text ${className || ""}`} dir="auto" tabindex="0" role="group" aria-label=${label}>
+      ${text === "" ? html`<span class="faint">(empty)</span>` : visible(head)}${rest ? ["\n", more] : null}
+    </pre>`;
   return block;
 }
 
 /** Text within a line (names of runs, data sets, rewards): isolated, so that it cannot turn its surroundings. */
 function inline(text, most) {
-  return el("bdi", { class: "inline" }, visible(most && text.length > most ? `${wellCut(text, most)} …` : text));
+  return html`<bdi class="inline">${visible(most && text.length > most ? `${wellCut(text, most)} …` : text)}</bdi>`;
 }

@@ -50,34 +50,23 @@ const theme = {
 
   control() {
     const current = document.documentElement.dataset.theme;
-    const box = el("div", { class: "themes", role: "radiogroup", "aria-label": "Colours" });
     const modes = [
       ["auto", "Auto"],
       ["light", "Light"],
       ["dark", "Dark"],
     ];
-    const buttons = modes.map(([mode, text], i) =>
-      el(
-        "button",
-        {
-          type: "button",
-          role: "radio",
-          "aria-checked": String(mode === current),
-          tabindex: mode === current ? 0 : -1,
-          on: {
-            click: () => pick(i, false),
-            keydown: (event) => {
-              const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-              if (move) {
-                event.preventDefault();
-                pick((i + move + modes.length) % modes.length, true);
-              }
-            },
-          },
-        },
-        text,
-      ),
-    );
+    const buttons = modes.map(([mode, text], i) => {
+      const keys = (event) => {
+        const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+        if (!move) return;
+        event.preventDefault();
+        pick((i + move + modes.length) % modes.length, true);
+      };
+      const on = mode === current;
+      return html`
+        <button type="button" role="radio" aria-checked=${String(on)} tabindex=${on ? 0 : -1}
+          onclick=${() => pick(i, false)} onkeydown=${keys}>${text}</button>`;
+    });
     const pick = (chosen, focus) => {
       buttons.forEach((button, i) => {
         button.setAttribute("aria-checked", String(i === chosen));
@@ -86,7 +75,6 @@ const theme = {
       if (focus) buttons[chosen].focus();
       theme.set(modes[chosen][0]);
     };
-    add(box, buttons);
-    return box;
+    return html`<div class="themes" role="radiogroup" aria-label="Colours">${buttons}</div>`;
   },
 };

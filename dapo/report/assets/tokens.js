@@ -19,6 +19,10 @@ const OPEN = binned([0.1, 0.5, 1, 2], SEQUENCE);
 const MOVED = binned([0.8, 0.95, 1.05, 1.25], DIVERGING);
 const APART = binned([-0.1, -0.01, 0.01, 0.1], DIVERGING);
 const CLIPS = ["none", "low", "high", "dual"];
+const CLIPPED = ["", "t-low", "t-high", "t-dual"];
+
+const named = (classes, ...texts) => texts.map((text, i) => [classes[i], text]);
+const LIKELIHOODS = named(SEQUENCE, "likely, p > 90%", "50–90%", "20–50%", "5–20%", "p < 5%");
 
 /** What tokens can be coloured by: has it been recorded, the class of token i, and the legend. */
 const TOKEN_MODES = {
@@ -26,72 +30,44 @@ const TOKEN_MODES = {
     label: "log-probability (sampler)",
     has: (t) => t.sampler.some((v) => v !== null),
     paint: (t, i) => UNLIKELY(t.sampler[i] === null ? null : -t.sampler[i]),
-    legend: [
-      ["", "likely, p > 90%"],
-      ["t-s1", "50–90%"],
-      ["t-s2", "20–50%"],
-      ["t-s3", "5–20%"],
-      ["t-s4", "p < 5%"],
-    ],
+    legend: LIKELIHOODS,
   },
   learner: {
     label: "log-probability (learner)",
     has: (t) => !!t.learner,
     paint: (t, i) => UNLIKELY(t.learner[i] === null ? null : -t.learner[i]),
-    legend: [
-      ["", "likely, p > 90%"],
-      ["t-s1", "50–90%"],
-      ["t-s2", "20–50%"],
-      ["t-s3", "5–20%"],
-      ["t-s4", "p < 5%"],
-    ],
+    legend: LIKELIHOODS,
   },
   gap: {
     label: "gap (learner − sampler)",
     has: (t) => !!t.learner,
     paint: (t, i) => APART(t.learner[i] === null || t.sampler[i] === null ? null : t.learner[i] - t.sampler[i]),
-    legend: [
-      ["t-n2", "≤ −0.1 nats"],
-      ["t-n1", "−0.1 to −0.01"],
-      ["", "alike"],
-      ["t-p1", "0.01 to 0.1"],
-      ["t-p2", "≥ 0.1 (the policy may have moved since)"],
-    ],
+    legend: named(
+      DIVERGING,
+      "≤ −0.1 nats",
+      "−0.1 to −0.01",
+      "alike",
+      "0.01 to 0.1",
+      "≥ 0.1 (the policy may have moved since)",
+    ),
   },
   ratio: {
     label: "ratio",
     has: (t) => !!t.ratio,
     paint: (t, i) => MOVED(t.ratio[i]),
-    legend: [
-      ["t-n2", "r < 0.8"],
-      ["t-n1", "0.8–0.95"],
-      ["", "0.95–1.05"],
-      ["t-p1", "1.05–1.25"],
-      ["t-p2", "r ≥ 1.25"],
-    ],
+    legend: named(DIVERGING, "r < 0.8", "0.8–0.95", "0.95–1.05", "1.05–1.25", "r ≥ 1.25"),
   },
   clip: {
     label: "clip",
     has: (t) => !!t.clip,
-    paint: (t, i) => ["", "t-low", "t-high", "t-dual"][t.clip[i]] || "",
-    legend: [
-      ["", "not clipped"],
-      ["t-low", "low"],
-      ["t-high", "high"],
-      ["t-dual", "dual"],
-    ],
+    paint: (t, i) => CLIPPED[t.clip[i]] || "",
+    legend: named(CLIPPED, "not clipped", "low", "high", "dual"),
   },
   entropy: {
     label: "entropy",
     has: (t) => !!t.entropy,
     paint: (t, i) => OPEN(t.entropy[i]),
-    legend: [
-      ["", "< 0.1 nats"],
-      ["t-s1", "0.1–0.5"],
-      ["t-s2", "0.5–1"],
-      ["t-s3", "1–2"],
-      ["t-s4", "≥ 2"],
-    ],
+    legend: named(SEQUENCE, "< 0.1 nats", "0.1–0.5", "0.5–1", "1–2", "≥ 2"),
   },
   version: {
     label: "version of the weights",
@@ -101,19 +77,13 @@ const TOKEN_MODES = {
   },
 };
 
+const BLANKS = { " ": "·", "\u00a0": "⍽", "\t": "⇥\t", "\n": "↵\n" };
+
 /** A piece with its blanks visible. */
 function pieceNodes(piece) {
-  if (piece === "") return [el("span", { class: "odd" }, "∅")];
-  const nodes = [];
-  for (const part of piece.split(/([ \n\t\u00a0])/)) {
-    if (part === "") continue;
-    if (part === " ") nodes.push(el("span", { class: "blank" }, "·"));
-    else if (part === "\u00a0") nodes.push(el("span", { class: "blank" }, "⍽"));
-    else if (part === "\t") nodes.push(el("span", { class: "blank" }, "⇥\t"));
-    else if (part === "\n") nodes.push(el("span", { class: "blank" }, "↵\n"));
-    else nodes.push(...visible(part));
-  }
-  return nodes;
+  if (piece === "") return [html`<span class="odd">∅</span>`];
+  const seen = (part) => (Object.hasOwn(BLANKS, part) ? html`<span class="blank">${BLANKS[part]}</span>` : visible(part));
+  return piece.split(/([ \n\t\u00a0])/).filter((part) => part !== "").map(seen);
 }
 
 /** Did the program put token i in, a reply of an environment for instance? */
@@ -145,11 +115,10 @@ function tokenLegend(mode, responses) {
   }
   if (responses.some((r) => r.tokens && (r.tokens.given || []).length))
     entries = [...entries, ["t-given", "put in by the program, a reply for instance: no loss"]];
-  return el(
-    "ul",
-    { class: "tokenlegend", "aria-label": "Colours of the tokens" },
-    entries.map(([name, text]) => el("li", {}, el("span", { class: `tok ${name}` }, "abc"), ` ${text}`)),
-  );
+  return html`
+    <ul class="tokenlegend" aria-label="Colours of the tokens">
+      ${entries.map(([name, text]) => html`<li><span class=${`tok ${name}`}>abc</span> ${text}</li>`)}
+    </ul>`;
 }
 
 /** How many tokens of each of `count` responses are drawn at first, so that a large group does not stop the page. */
@@ -159,12 +128,8 @@ function tokensAtFirst(count) {
 
 /** The tokens of a response in `mode`; `read(parts)` is told of the one under the pointer or the keyboard. */
 function tokenBlock(tokens, mode, label, read, shown) {
-  const block = el("div", {
-    class: "text tokens",
-    tabindex: 0,
-    role: "group",
-    "aria-label": `${label} token by token. Arrow keys read single tokens.`,
-  });
+  const said = `${label} token by token. Arrow keys read single tokens.`;
+  const block = html`<div class="text tokens" tabindex="0" role="group" aria-label=${said} />`;
   const spans = [];
   let current = -1;
   const given = new Set(tokens.given || []);
@@ -180,7 +145,7 @@ function tokenBlock(tokens, mode, label, read, shown) {
   const grow = (to) => {
     const part = document.createDocumentFragment();
     for (let i = spans.length; i < Math.min(to, tokens.pieces.length); i += 1) {
-      const span = el("span", { class: `tok ${paint(tokens, i)}`, "data-i": i }, pieceNodes(tokens.pieces[i]));
+      const span = html`<span class=${`tok ${paint(tokens, i)}`} data-i=${i}>${pieceNodes(tokens.pieces[i])}</span>`;
       spans.push(span);
       part.append(span);
     }
@@ -188,21 +153,11 @@ function tokenBlock(tokens, mode, label, read, shown) {
   };
   grow(shown);
   if (spans.length < tokens.pieces.length) {
-    const more = el(
-      "button",
-      {
-        type: "button",
-        class: "quiet",
-        on: {
-          click: () => {
-            more.remove();
-            grow(tokens.pieces.length);
-            block.focus();
-          },
-        },
-      },
-      `Show the other ${number(tokens.pieces.length - spans.length)} tokens`,
-    );
+    const more = button(`Show the other ${number(tokens.pieces.length - spans.length)} tokens`, () => {
+      more.remove();
+      grow(tokens.pieces.length);
+      block.focus();
+    }, "quiet");
     block.append(more);
   }
   block.addEventListener("mouseover", (event) => {

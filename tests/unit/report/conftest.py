@@ -9,19 +9,13 @@ import made_folders
 import pytest
 from serving import Served, make_runs
 
-from dapo.report import shelf, write
+from dapo.report import shelf
 
 
 @pytest.fixture(autouse=True)
 def _whole_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of runs is whole at the first answer, however slow the machine."""
     monkeypatch.setattr(shelf, "LIST_SECONDS", 600.0)
-
-
-@pytest.fixture
-def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without pictures, which take longer than all else."""
-    monkeypatch.setattr(write, "draw", lambda *_: [])
 
 
 @pytest.fixture

@@ -205,9 +205,8 @@ def test_seeds_of_one_recipe_make_a_band(tmp_path, make_run):
 @pytest.mark.whole
 def test_many_runs_share_the_budget(tmp_path, make_run):
     runs = [read_run(make_run(tmp_path / f"run{n}", steps=400, parts="spans")) for n in range(6)]
-    bundle = bundle_of(runs, live=False, budget=Budget(points=300, spans=6000))
+    bundle = bundle_of(runs, live=False, budget=Budget(points=300))
     assert {len(view["curves"]["steps"]) for view in bundle["runs"]} == {150}
-    assert all(len(view["timeline"]["spans"]) <= 1000 for view in bundle["runs"])
 
 
 def test_a_run_that_nothing_is_known_of(tmp_path, make_run):
@@ -240,13 +239,9 @@ def test_the_report_on_disk(tmp_path, make_run):
     assert bundle == json.loads(json.dumps(written.bundle))
     assert bundle["runs"][0]["rollouts"]["groups"][0]["responses"][0]["text"] == HOSTILE
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
-    pictures = [path for path in written.files if path.suffix == ".png"]
-    assert pictures
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("_undrawn")
 def test_a_page_stays_below_its_limit(tmp_path, make_run):
     folder = make_run(tmp_path / "run", steps=2)
     known = [make_prompt(n) for n in range(8)]

@@ -26,7 +26,7 @@ def test_one_run_has_its_report_in_its_folder_and_nothing_else_changes(tmp_path,
     assert main(["report", str(folder)]) == 0
     assert everything(folder) == before
     written = {path.name for path in (folder / "report").iterdir()}
-    assert written == {*NEW, "pictures"}
+    assert written == NEW
     said = capsys.readouterr().out
     assert "my run  finished" in said
     assert "80.0%" in said  # the last held-out accuracy
@@ -43,7 +43,7 @@ def test_several_runs_have_it_where_the_command_is_given(tmp_path, make_run, mon
     before = [everything(run) for run in runs]
     monkeypatch.chdir(tmp_path)
     assert main(["report", "one", "two", str(runs[0])]) == 0  # named twice, shown once
-    assert {path.name for path in (tmp_path / "dapo-report").iterdir()} == {*NEW, "pictures"}
+    assert {path.name for path in (tmp_path / "dapo-report").iterdir()} == NEW
     assert not (runs[0] / "report").exists()
     assert [everything(run) for run in runs] == before
     said = capsys.readouterr().out
@@ -52,7 +52,6 @@ def test_several_runs_have_it_where_the_command_is_given(tmp_path, make_run, mon
     assert "two  could not fill its batch" in said
 
 
-@pytest.mark.usefixtures("_undrawn")
 def test_a_folder_of_ones_own(tmp_path, make_run):
     folder = make_run(tmp_path / "run")
     assert main(["report", str(folder), "--out", str(tmp_path / "a" / "b")]) == 0
@@ -81,7 +80,6 @@ def test_a_run_of_someone_else_is_read_and_the_report_refused(tmp_path, make_run
     assert "--out" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_undrawn")
 def test_hostile_names_and_messages_do_not_steer_the_terminal(tmp_path, make_run, capsys):
     folder = make_run(tmp_path / "\x1b[31mred", how="crashed", text=lambda s, n, g: HOSTILE)
     status = folder / "status.json"
@@ -92,7 +90,6 @@ def test_hostile_names_and_messages_do_not_steer_the_terminal(tmp_path, make_run
     assert "␛[31mred" in said
 
 
-@pytest.mark.usefixtures("_undrawn")
 def test_a_run_that_writes_while_it_is_read(tmp_path, make_run):
     folder = make_run(tmp_path / "run", how="running")
     with (folder / "metrics.jsonl").open("a") as file:

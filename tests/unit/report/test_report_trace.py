@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.spans import Span
 from dapo.report.reader import RunContents, read_run
-from dapo.report.trace import merge_to, timeline_of, trace_of
+from dapo.report.trace import merge_to, time_of, trace_of
 
 SPANS = st.lists(
     st.builds(
@@ -85,39 +85,36 @@ def test_merged_spans_keep_time_and_count(spans, limit):
         assert all(s.busy <= s.seconds for s in kept)
 
 
-def test_a_short_timeline_is_whole(tmp_path, make_run):
-    timeline = timeline_of(read_run(make_run(tmp_path / "run", steps=2)))
-    assert timeline["phases"] == ["generate", "score", "learn", "publish"]
-    assert timeline["spans"][1] == (1, 1, 0.2, 0.25, 0.1, 5)
-    assert timeline["thinned"] == {"kept": 8, "of": 8, "how": "Every span is shown."}
+def test_time_is_added_up_by_phase_and_step(tmp_path):
+    """Of two stretches in a step the sum counts, and of steps without the phase none."""
+    spans = [
+        Span(1, "score", 0.0, 9.0, 3.0, 1),
+        Span(1, "score", 10.0, 9.0, 4.0, 1),
+        Span(4, "score", 30.0, 1.0, 1.0, 1),
+    ]
+    phases = time_of(run_of(tmp_path, [*spans, Span(2, "learn", 20.0, 9.0, 9.0, 1)]))["phases"]
+    assert phases == [("learn", 9.0, 9.0, 9.0), ("score", 8.0, 4.0, 7.0)]  # most first: all, median, longest
 
 
-def test_a_long_timeline_says_what_was_merged(tmp_path, make_run):
-    timeline = timeline_of(read_run(make_run(tmp_path / "run", steps=10)), limit=12)
-    assert (timeline["thinned"]["kept"], timeline["thinned"]["of"]) == (len(timeline["spans"]), 40)
-    assert "merged over 4 steps each" in timeline["thinned"]["how"]
-    generate = [span for span in timeline["spans"] if span[0] == 0]
-    assert generate[0] == (0, 1, 0.0, 3.5, 2.0, 4)  # four steps: from the first start to the fourth's end
-
-
-def test_a_run_without_spans_has_its_phases_one_behind_the_other(tmp_path):
+def test_a_run_without_spans_has_the_seconds_of_its_metrics(tmp_path):
     rows = [
         {"step": 1, "time/learn": 2.0, "time/generate": 1.0, "time/step": 4.0, "time/tokens_per_second": 7.0},
         {"step": 2, "time/generate": None, "time/learn": 1.0, "time/step": 1.0},
     ]
-    timeline = timeline_of(run_of(tmp_path, rows=rows))
-    assert timeline["phases"] == ["generate", "learn"]
-    assert timeline["spans"] == [(0, 1, 0.0, 1.0, 1.0, 1), (1, 1, 1.0, 2.0, 2.0, 1), (1, 2, 4.0, 1.0, 1.0, 1)]
-    assert "recorded no spans" in timeline["thinned"]["how"]
+    found = time_of(run_of(tmp_path, rows=rows))
+    assert found["phases"] == [("learn", 3.0, 1.5, 2.0), ("generate", 1.0, 1.0, 1.0)]
+    assert "recorded no spans" in found["note"]
+    starts = [(event["name"], event["ts"]) for event in slices(trace_of([("run", run_of(tmp_path, rows=rows))]))]
+    assert starts == [("generate", 0), ("learn", 1_000_000), ("learn", 4_000_000)]  # one behind the other
 
 
 def test_nothing_was_measured(tmp_path):
-    assert timeline_of(run_of(tmp_path))["spans"] == []
+    assert time_of(run_of(tmp_path)) == {"phases": [], "busy": [], "ages": [], "note": ""}
     assert slices(trace_of([("run", run_of(tmp_path))])) == []
 
 
-def test_who_works_beside_the_driver_stands_above_the_phases(tmp_path):
-    """As lanes of their own: spans of both may overlap each other and every phase."""
+def test_who_works_beside_the_driver_is_no_phase(tmp_path):
+    """Spans of both may overlap each other and every phase; in the trace they are tracks above them."""
     spans = [
         Span(1, "generate", 10.0, 2.0, 2.0, 1),
         Span(1, "learner busy", 10.5, 3.0, 3.0, 1),
@@ -128,14 +125,20 @@ def test_who_works_beside_the_driver_stands_above_the_phases(tmp_path):
         {"step": 2, "policy/staleness_share/0": 0.5, "policy/staleness_share/2": 0.5, "sampling/trained_tokens": 100},
         {"step": 3, "policy/staleness_share/1e3": 1.0, "sampling/trained_tokens": None},  # of nobody's making
     ]
-    timeline = timeline_of(run_of(tmp_path, spans, rows))
-    assert timeline["phases"] == ["engines busy", "learner busy", "generate"]
-    assert timeline["beside"] == [0, 1]
-    assert timeline["ages"] == [(0, 0.875), (1, 0.0), (2, 0.125)]  # 350, none and 50 of 400 tokens
+    run = run_of(tmp_path, spans, rows)
+    found = time_of(run)
+    assert found["phases"] == [("generate", 2.0, 2.0, 2.0)]
+    assert [(name, round(share, 4)) for name, share in found["busy"]] == [
+        ("engines busy", 0.4286),
+        ("learner busy", 0.8571),
+    ]
+    tracks = [
+        event["args"]["name"] for event in trace_of([("a", run)])["traceEvents"] if event["name"] == "thread_name"
+    ]
+    assert tracks == ["engines busy", "learner busy", "generate"]
+    assert found["ages"] == [(0, 0.875), (1, 0.0), (2, 0.125)]  # 350, none and 50 of 400 tokens
 
 
 def test_ages_are_not_shown_where_all_are_0(tmp_path):
-    timeline = timeline_of(
-        run_of(tmp_path, [], [{"step": 1, "policy/staleness_share/0": 1.0, "sampling/trained_tokens": 9}])
-    )
-    assert (timeline["ages"], timeline["beside"]) == ([], [])
+    rows = [{"step": 1, "policy/staleness_share/0": 1.0, "sampling/trained_tokens": 9}]
+    assert time_of(run_of(tmp_path, [], rows))["ages"] == []
