@@ -7,10 +7,11 @@ One rule decides what is a secret:
 
 1. a value under a key that holds secrets (``hf_token``, ``password``), and everything below such a key;
 2. the credentials of an address, and its keys (``http://user:password@host?api_key=key``);
-3. a token by its exact form, as its service makes it: prefix, alphabet and length.
+3. a token by its exact form, as its service makes it: prefix, alphabet and length;
+4. in lines of shell and commands, the values of variables, options and headers with such names, and of logins.
 
 A path is never one: neither a value under a key that names files (``path``, ``dir``, ``tokenizer``), whatever its
-form, nor a part of a longer path. A hidden path could be neither resumed nor exported.
+form, nor one that begins as a path does (``~/``, ``./``), nor a part of a longer path. A hidden path could be neither resumed nor exported.
 """
 
 from __future__ import annotations
