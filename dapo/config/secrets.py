@@ -11,7 +11,8 @@ One rule decides what is a secret:
 4. in lines of shell and commands, the values of variables, options and headers with such names, and of logins.
 
 A path is never one: neither a value under a key that names files (``path``, ``dir``, ``tokenizer``), whatever its
-form, nor one that begins as a path does (``~/``, ``./``), nor a part of a longer path. A hidden path could be neither resumed nor exported.
+form, nor one that begins as a path does (``~/``, ``./``), nor a part of a longer path. A hidden path could be neither
+resumed nor exported.
 """
 
 from __future__ import annotations
