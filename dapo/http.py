@@ -96,6 +96,8 @@ class Client:
                 ) as answer,
             ):
                 status, reason, wait = int(answer.status), str(answer.reason or ""), _wait(answer.headers)
+                if (refused := _refused(status, answer.headers)) is not None:
+                    raise HttpError(self._shown(refused, url), status)
                 async with asyncio.timeout(_BODY_SECONDS if timeout is None else None):
                     async for piece in answer.content.iter_chunked(_CHUNK):
                         received += piece
@@ -261,6 +263,19 @@ def _said(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     words = str(error) or type(error).__name__
     return f"{os.strerror(number)}: {words}" if number is not None and number > 0 else words
+
+
+def _refused(status: int, headers: Mapping[str, str]) -> str | None:
+    """Return why an answer is not read: it leads elsewhere, or is compressed though no compression was asked for."""
+    if 300 <= status < 400:
+        to = without_query(headers.get("Location", "")) or "an address that it does not name"
+        return f"{status}: the server redirects to {to}, and redirects are not followed; set that address instead"
+    encoding = headers.get("Content-Encoding", "identity")
+    if status < 400 and encoding.lower() not in ("", "identity"):
+        return (
+            f"the answer is compressed ({encoding[:40]}), which was not asked for; turn compression off at the server"
+        )
+    return None
 
 
 def _wait(headers: Mapping[str, str]) -> float | None:
