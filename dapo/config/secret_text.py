@@ -68,7 +68,7 @@ def is_secret_name(name: str) -> bool:
     if not words:
         return False
     glued = _GLUED.fullmatch(words[-1])  # apikey
-    *before, last = [*words[:-1], *(glued.groups() if glued else words[-1:])]
+    *before, last = [*words[:-1], *(glued.groups() if glued else (words[-1],))]
     if last == "token":
         return not before or before[-1] not in _VOCABULARY
     owned = any(word in _OWNERS for word in before)

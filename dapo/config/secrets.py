@@ -54,7 +54,7 @@ def _redact(value: Any, parts: list[str]) -> Any:
     if isinstance(value, Mapping):
         return {k: _redact(v, [*parts, str(k)]) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        words = redact_words(value) if all(isinstance(v, str) for v in value) else value
+        words = redact_words(list(value)) if all(isinstance(v, str) for v in value) else value
         return [_redact(v, parts) for v in words]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
