@@ -68,7 +68,7 @@ def is_secret_name(name: str) -> bool:
     if not words:
         return False
     glued = _GLUED.fullmatch(words[-1])  # apikey
-    *before, last = [*words[:-1], *(glued.groups() if glued else (words[-1],))]
+    *before, last = words if glued is None else [*words[:-1], glued[1], glued[2]]
     if last == "token":
         return not before or before[-1] not in _VOCABULARY
     owned = any(word in _OWNERS for word in before)
