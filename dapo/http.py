@@ -18,6 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 _CHUNK = 1 << 16
 _SAID = 300  # characters of an error's body that a message shows
 _SECRET = 6  # characters from which on a value of a query may be a key
+_NO_COMPRESSION = "which was not asked for; turn compression off at the server or at the proxy before it"
 _CONNECT_SECONDS = 30.0
 _BODY_SECONDS = 60.0  # for the body of an answer that was waited for without a limit
 _T = TypeVar("_T")
@@ -96,6 +97,11 @@ class Client:
                 ) as answer,
             ):
                 status, reason, wait = int(answer.status), str(answer.reason or ""), _wait(answer.headers)
+                if 300 <= status < 400:
+                    return Answer(status, reason, wait, _redirected(answer.headers).encode())
+                encoding = answer.headers.get("Content-Encoding", "identity")
+                if status < 300 and encoding.lower() not in ("", "identity"):
+                    raise HttpError(f"the answer is compressed ({encoding[:40]}), {_NO_COMPRESSION}", status)
                 async with asyncio.timeout(_BODY_SECONDS if timeout is None else None):
                     async for piece in answer.content.iter_chunked(_CHUNK):
                         received += piece
@@ -261,6 +267,11 @@ def _said(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     words = str(error) or type(error).__name__
     return f"{os.strerror(number)}: {words}" if number is not None and number > 0 else words
+
+
+def _redirected(headers: Mapping[str, str]) -> str:
+    to = without_query(headers.get("Location", "")) or "an address that it does not name"
+    return f"(the server redirects to {to}; redirects are not followed, so set that address if it is the right one)"
 
 
 def _wait(headers: Mapping[str, str]) -> float | None:

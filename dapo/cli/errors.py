@@ -12,7 +12,7 @@ def tell_error(error: DapoError) -> None:
     from rich.text import Text
 
     from dapo.config.problems import visible
-    from dapo.config.secrets import redact_text
+    from dapo.config.secret_text import redact_text
 
     said = "\n".join(visible(line) for line in addressed(redact_text(str(error))).split("\n"))
     Console(stderr=True, soft_wrap=True, highlight=False).print(

@@ -67,7 +67,7 @@ def import_recipe(
 def _say(made: Imported, where: TextIO) -> None:
     """Print what a user has to know before a run: cautions, lines to fill in, settings that are not known."""
     from dapo.config.problems import visible
-    from dapo.config.secrets import redact_text
+    from dapo.config.secret_text import redact_text
     from dapo.importing.reading import Listed
 
     for caution in made.reading.cautions:

@@ -29,7 +29,8 @@ from dapo.config.problems import (
 )
 from dapo.config.rules import check
 from dapo.config.schema import Recipe
-from dapo.config.secrets import HIDDEN, hidden_in, redact, redact_override
+from dapo.config.secret_text import HIDDEN
+from dapo.config.secrets import hidden_in, redact, redact_override
 from dapo.config.settings import kinds_at, lookup, settings, value_at
 from dapo.config.shipped import find_recipe
 from dapo.config.staleness import follow_staleness

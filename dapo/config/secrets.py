@@ -7,10 +7,12 @@ One rule decides what is a secret:
 
 1. a value under a key that holds secrets (``hf_token``, ``password``), and everything below such a key;
 2. the credentials of an address, and its keys (``http://user:password@host?api_key=key``);
-3. a token by its exact form, as its service makes it: prefix, alphabet and length.
+3. a token by its exact form, as its service makes it: prefix, alphabet and length;
+4. in lines of shell and commands, the values of variables, options and headers with such names, and of logins.
 
 A path is never one: neither a value under a key that names files (``path``, ``dir``, ``tokenizer``), whatever its
-form, nor a part of a longer path. A hidden path could be neither resumed nor exported.
+form, nor one that begins as a path does (``~/``, ``./``), nor a part of a longer path. A hidden path could be neither
+resumed nor exported.
 """
 
 from __future__ import annotations
@@ -19,56 +21,25 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-HIDDEN = "<hidden-secret>"
-"""Stands where a secret was."""
+from dapo.config.secret_text import (
+    HIDDEN,
+    is_secret_name,
+    is_shown,
+    redact_address,
+    redact_shell,
+    redact_text,
+    redact_words,
+)
 
 _HARMLESS = re.compile(r"(data|sft)\.((train|validation)\.(\d+\.)?)?fields\.")
 """Mappings of names to names: a column may well be called ``token``."""
-_NAME = re.compile(
-    r"(^|[-_.])(pass(word|wd|phrase)?|pwd|secrets?|credentials?|authorization"
-    r"|(api|access|account|auth|encryption|private|secret|signing)[-_]?key)$",
-    re.IGNORECASE,
-)
-_TOKEN_NAME = re.compile(r"(^|[-_.])(access|auth|bearer|hf|hub|id|refresh|session)?[-_]?token$", re.IGNORECASE)
-_VOCABULARY = re.compile(
-    r"(^|[-_.])(audio|bos|cls|end|eos|image|mask|next|pad|per|sep|special|start|stop|think|unk|video)[-_]?token$",
-    re.IGNORECASE,
-)
-"""Tokens of a vocabulary, which are none of a service."""
 _PLACE = re.compile(
     r"(^|[-_.])(adapter|dir|directory|file|filename|folder|model|name|path|tokenizer)s?$", re.IGNORECASE
 )
 """Keys whose values name files, folders and models."""
-
-_ADDRESS = re.compile(r"(?<=://)[^/?#\s@]+(?:@[^/?#\s@]+)*@")
-_QUERY = re.compile(r"(?<=[?&])([\w.-]+)=([^&#\s\"'<>]+)")
-"""A parameter of an address."""
-_QUERY_NAME = re.compile(r"(^|[-_.])(key|sig|signature)$", re.IGNORECASE)
-"""Of a parameter, beside the names of secrets."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_TOKEN = re.compile(
-    r"""(?<![\w/\\.])(?:
-      (?:hf_|api_org_)[A-Za-z0-9]{34}                           # Hugging Face
-    | sk-(?:[A-Za-z0-9]{32}|[A-Za-z0-9]{48})                    # OpenAI's older keys, and services like it
-    | sk-(?:[a-z]+-)?[\w-]{20,}T3BlbkFJ[\w-]{20,}               # OpenAI
-    | sk-ant-[a-z]+\d\d-[\w-]{93}AA                             # Anthropic
-    | sk-or-v1-[0-9a-f]{64}                                     # OpenRouter
-    | gh[pousr]_[A-Za-z0-9]{36} | github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}
-    | glpat-[\w-]{20}                                           # GitLab
-    | xox[abeprs]-(?:\d+-){1,3}[A-Za-z0-9]{24,64}               # Slack
-    | (?:AKIA|ASIA)[0-9A-Z]{16}                                 # AWS
-    | AIza[\w-]{35}                                             # Google
-    )(?![\w/\\-]|\.\w)
-    | (?<![A-Za-z0-9/\\.])eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+(?![\w/\\])   # JSON web tokens
-    | (?<=\bBearer[ ])[\w.~+/=-]{8,}                            # of a header
-    """,
-    re.VERBOSE,
-)
-
-_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?![\"']?[$`])[\"']?[^\s\"';&|,]+")
-"""A variable of a shell that is set to a text, and not to another variable or what a command prints."""
-_SHELL = ("setup", "options")
-"""Settings, of the section ``slurm``, that hold lines of shell or options with variables."""
+_SHELL = re.compile(r"slurm\.(setup|options|container)(\.|$)|environment\.run(\.|$)")
+"""Settings that hold lines of shell, commands, or options with variables."""
 
 
 def redact(value: Any, path: str = "") -> Any:
@@ -83,44 +54,26 @@ def _redact(value: Any, parts: list[str]) -> Any:
     if isinstance(value, Mapping):
         return {k: _redact(v, [*parts, str(k)]) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_redact(v, parts) for v in value]
+        words = redact_words(list(value)) if all(isinstance(v, str) for v in value) else value
+        return [_redact(v, parts) for v in words]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
-    if not _HARMLESS.match(".".join(parts)) and _holds_secrets(parts, value) and value != "":
+    path = ".".join(parts)
+    if not _HARMLESS.match(path) and _holds_secrets(parts, value):
         return HIDDEN
     if not isinstance(value, str):
         return value
     if parts and _PLACE.search(parts[-1]):
-        return _without_keys(_ADDRESS.sub(f"{HIDDEN}@", value, count=1)) if _SCHEME.match(value) else value
-    if parts[:1] == ["slurm"] and parts[1:2] and parts[1] in _SHELL:
-        value = _ASSIGNED.sub(lambda set_: f"{set_[1]}={HIDDEN}" if _is_secret_name(set_[1]) else set_[0], value)
-    return redact_text(value)
+        return redact_address(value) if _SCHEME.match(value) else value
+    return redact_shell(value) if _SHELL.match(path) else redact_text(value)
 
 
 def _holds_secrets(parts: list[str], value: Any) -> bool:
     """Whether a key, or one above it, holds secrets. A number is a password, perhaps, and never a token."""
+    names = [part for part in parts if is_secret_name(part)]
     if isinstance(value, str):
-        return any(map(_is_secret_name, parts))
-    return any(map(_NAME.search, parts))
-
-
-def _is_secret_name(name: str) -> bool:
-    return bool(_NAME.search(name) or (_TOKEN_NAME.search(name) and not _VOCABULARY.search(name)))
-
-
-def redact_text(text: str) -> str:
-    """Return a text without the credentials and keys of addresses, and without tokens."""
-    return _TOKEN.sub(HIDDEN, _without_keys(_ADDRESS.sub(f"{HIDDEN}@", text)))
-
-
-def _without_keys(text: str) -> str:
-    """Return a text without the values of parameters (``?api_key=...``) that a name tells to be secret."""
-
-    def shown(found: re.Match[str]) -> str:
-        secret = _is_secret_name(found[1]) or _QUERY_NAME.search(found[1])
-        return f"{found[1]}={HIDDEN}" if secret else found[0]
-
-    return _QUERY.sub(shown, text)
+        return bool(names) and not is_shown(value)
+    return any("token" not in name.lower() for name in names)
 
 
 def redact_override(override: str) -> str:
@@ -131,14 +84,14 @@ def redact_override(override: str) -> str:
     # An inline mapping (`{token: ...}`) is not taken apart here: nothing of one is shown that has a secret's name.
     if shown == value and "{" in value:
         names = re.findall(r"[{,]\s*[\"']?([\w.-]+)[\"']?\s*:", value)
-        shown = HIDDEN if any(map(_is_secret_name, names)) else value
+        shown = HIDDEN if any(map(is_secret_name, names)) else value
     return f"{key}{equals}{shown}"
 
 
 def secrets_of(value: Any) -> Iterator[tuple[str, str]]:
     """Path and text of every value that ``redact`` changes."""
-    for path, held in _leaves(value):
-        if redact(held, _without_numbers(path)) != held:
+    for (path, held), (_, shown) in zip(_leaves(value), _leaves(redact(value)), strict=True):
+        if shown != held:
             yield path, str(held)
 
 

@@ -17,7 +17,8 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import implicit_resolvers
 
-from dapo.config.secrets import HIDDEN, is_place, redact_text, secrets_of
+from dapo.config.secret_text import HIDDEN, redact_comments, redact_text
+from dapo.config.secrets import is_place, secrets_of
 
 _NOT_PLAIN = [pattern for _, _, pattern, _ in implicit_resolvers]
 """What the one or the other version takes for something else than text."""
@@ -69,7 +70,7 @@ def to_yaml(value: Any) -> str:
 def without_secrets(text: str, given: Any) -> str:
     """Return the text of a recipe file as it was, comments included, with a word in place of each secret."""
     secrets = dict(secrets_of(given))
-    if not secrets and redact_text(text) == text:
+    if not secrets and redact_comments(text) == text:
         return text
     values = list(_scalars(YAML(typ="safe", pure=True).compose(text), ""))
     hidden = {start for path, start, _ in values if path in secrets}  # of an anchor, too, whose alias is secret
@@ -77,14 +78,14 @@ def without_secrets(text: str, given: Any) -> str:
     for path, start, stop in sorted(values, key=lambda value: value[1]):
         if start < end:
             continue  # an alias, whose value stands where its anchor is
-        parts.append(redact_text(text[end:start]))
+        parts.append(redact_comments(text[end:start]))
         if start in hidden:
             anchor = re.match(r"[&!]\S+\s+", text[start:stop])
             parts.append(f"{anchor[0] if anchor else ''}'{HIDDEN}'")
         else:
             parts.append(text[start:stop] if is_place(path) else redact_text(text[start:stop]))
         end = stop
-    text = "".join([*parts, redact_text(text[end:])])
+    text = "".join([*parts, redact_comments(text[end:])])
     for secret in secrets.values():  # where it stands once more, in a comment
         text = text.replace(secret, HIDDEN) if len(secret) >= _SURE else text
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,19 +13,44 @@ from dapo.data.formats import RawProblem
 from dapo.types.batch import content_id
 
 _LETTERS_FOR_NORMALISED = 20
-_NO_LETTER = regex.compile(r"[^\p{L}]+")
-_DASHES = str.maketrans("‐‑‒–—−", "------")
-_THOUSANDS = regex.compile(r"(?<=\d)\{?,\}?(?=\d{3}(?!\d))")
-_BOLD = regex.compile(r"(?<!\w)\*{2,}|\*{2,}(?!\w)")
-_LAYOUT = r"\s$(){}\[\]\\"  # blanks, and what a formula is written with
-_OPERAND = r"(?:\d|(?<!\p{L})\p{L}(?!\p{L}))"  # a digit, or a letter alone
-_HYPHEN = r"(?<=\p{L}{2})[-/](?=\w)|(?<=\w)[-/](?=\p{L}{2})"
-_OPERATOR = r"[-+*/^=<>×÷·±≤≥≠%!]"
-_KEPT = regex.compile(
-    rf"(?P<words>[^\W_]+)|(?<=\d)(?P<gap>[\W_]+)(?=\d)"
-    rf"|(?!{_HYPHEN})(?P<sign>{_OPERATOR})(?:(?<={_OPERAND}[{_LAYOUT}]*{_OPERATOR})|(?=[{_LAYOUT}]*{_OPERAND}))"
+_LETTER = regex.compile(r"\p{L}")
+_ALIKE = str.maketrans(
+    dict.fromkeys("‐‑‒–—−", "-")
+    | dict.fromkeys("‘’ʼ′", "'")
+    | dict.fromkeys("“”", '"')
+    | {"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "√": r"\sqrt ", "±": r"\pm ", "π": r"\pi "}
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∈": r"\in ", "∉": r"\notin ", "∪": r"\cup ", "∩": r"\cap "}
+    | {"∞": r"\infty ", "°": r"^\circ ", "→": r"\to ", "∠": r"\angle ", "θ": r"\theta ", "α": r"\alpha "}
 )
-_NO_SIGN = regex.compile(rf"[{_LAYOUT}]+")
+_RAISED = {"<super>": "^", "<sub>": "_"}
+_KEPT = ("<circle>", "<font>", "<square>")  # a letter of another font is another letter
+
+_FUNCTION = r"(?!(?:a?(?:rc)?(?:sin|cos|tan|cot|sec|csc)|log|exp|sqrt|gcd|lcm|max|min|det|mod)h?\b)"
+_WORD = rf"{_FUNCTION}\p{{L}}{{3}}"  # the beginning of a word, which is no product and no function
+_STEPS = [
+    (regex.compile(pattern), put)
+    for pattern, put in (
+        (r"\p{Cf}", ""),
+        (r"(?<![\d({\[.,])\d{1,3}(?:\{?,\}?\d{3})+(?![\d)}\]]|,\d)", lambda found: regex.sub("[{,}]", "", found[0])),
+        (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)(?<=\S)\*\*(?![\w*])", r"\1"),  # bold
+        (rf"(?<=\p{{L}}{{2}})-(?=\p{{L}})|(?<=[\p{{L}}\d]\$?)-(?={_WORD})", " "),
+        (r"\\(?:left|right|middle|[bB]igg?[lr]?|(?:display|text)style)(?![A-Za-z])\.?", ""),
+        (r"(?<!\\)(?:\\[()\[\]]|\$)|\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " "),
+        (r"\\text(?:bf|it|rm)?\s*\{([^{}]*)\}", r" \1 "),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(le|ge|ne)q(?:slant)?(?![A-Za-z])", r"\\\1"),
+        (r"(\\[A-Za-z]+)\s*", r"\1 "),
+        (r"(?<=[\^_}]|\\[A-Za-z]+ )\{\s*([\p{L}\d])\s*\}", r"\1"),
+        (r"(?<=\p{L})'(?=(?:[stdm]|re|ve|ll)\b)|(?<=\p{L}{2}\p{Ll})['\"]|(?<!\S)['\"](?=\p{L}{3})", ""),
+        (rf"(?<=\p{{L}}{{2}}\p{{Ll}}\)?)[.,;:?!]+|[.,;:?][.,;:?!]*(?=\s+{_WORD}|\s*$|\p{{Lu}}\p{{Ll}}{{2}})", " "),
+        (r"(?<=\s)!(?=\s|$)", ""),
+        # Letters alone are variables, whose case counts, and so is that of commands: \Delta.
+        (r"\\?\p{L}{2,}|\b[AI](?=\s+\p{L}{2})", lambda found: found[0] if found[0][0] == "\\" else found[0].lower()),
+        (r"\s+", " "),
+        (r"(?<![\p{L}\p{N}]) | (?![\p{L}\p{N}])", ""),
+    )
+]
+"""Take away layout and one of two spellings. What no step names belongs to a problem."""
 _SHOWN = 3  # removals that the console shows for each set
 _WIDTH = 160  # characters of each text
 
@@ -50,16 +76,32 @@ class SharedProblems:
 
 
 def overlap_key(problem: str) -> str:
-    """Return what two texts must share to be one problem: letters, digits and signs of arithmetic, lower case.
+    r"""Return what two texts must share to be one problem.
 
-    Kept are whatever stands between two digits, and an operator beside a digit or beside a letter that stands alone.
-    Blanks, punctuation, hyphens within words and the commas of thousands are not. A text with few letters
-    ("4 +7 -8 =") is compared as it is.
+    Not kept are blanks, dollar signs, ``\left``, bold, punctuation of sentences, hyphens within words, commas of
+    thousands and the case of words. All else is, so that two problems that ask different things differ. A text with few
+    letters ("4 +7 -8 =") is compared as it is.
     """
-    text = _BOLD.sub("", _THOUSANDS.sub("", problem.lower().translate(_DASHES)))
-    found = _KEPT.finditer(text)
-    kept = "".join(match["words"] or match["sign"] or _NO_SIGN.sub("", match["gap"]) or " " for match in found)
-    return kept if len(_NO_LETTER.sub("", kept)) >= _LETTERS_FOR_NORMALISED else content_id(problem)
+    text = problem if problem.isascii() else _normalised(problem)
+    for pattern, put in _STEPS:
+        text = pattern.sub(put, text)
+    return text if len(_LETTER.findall(text)) >= _LETTERS_FOR_NORMALISED else content_id(problem)
+
+
+def _normalised(text: str) -> str:
+    """Return a text in Unicode NFKC. Powers, indices and fractions stay what they are: x² is no x2."""
+    made, before = [], ""
+    for sign in unicodedata.normalize("NFC", text):
+        tag = unicodedata.decomposition(sign).partition(" ")[0]
+        raised = _RAISED.get(tag, "")
+        if raised != before:
+            made.append(("}" if before else "") + (raised and raised + "{"))
+            before = raised
+        if tag == "<fraction>":
+            made.append(" ")
+        italic = tag == "<font>" and "MATHEMATICAL ITALIC" in unicodedata.name(sign, "")
+        made.append(unicodedata.normalize("NFKC", sign) if italic or tag not in _KEPT else sign)
+    return "".join([*made, "}" if before else ""]).translate(_ALIKE).replace("\u2044", "/")
 
 
 def not_held_out(

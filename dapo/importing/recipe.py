@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dapo.config.problems import visible
-from dapo.config.secrets import redact, redact_text
+from dapo.config.secret_text import redact_text
+from dapo.config.secrets import redact
 from dapo.config.settings import settings
 from dapo.importing.reading import Apart, Listed, Reading
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -148,16 +149,18 @@ class Trainer:
         self.stopping.start()
         self.saver.start()
         with self.stopping.interrupts, self._stillness as watch:
-            self.begin()
-            try:
-                while self.counters.training_steps < self.steps and not self.stopping.due(self.saver.longest):
+            with _no_generator_exit():
+                self.begin()
+            while self.counters.training_steps < self.steps and not self.stopping.due(self.saver.longest):
+                with _no_generator_exit():
                     done = self.train_step()
-                    if done is None:
-                        break
+                if done is None:
+                    break
+                try:
                     with watch.resting():
                         yield done
-            except GeneratorExit:
-                self.stopping.stop("its caller")
+                except GeneratorExit:
+                    self.stopping.stop("its caller")
             if self.stopping.early:
                 with on_leaving(self._after_learning):
                     self._evaluate_last()
@@ -341,3 +344,12 @@ class Trainer:
         self.phases.step = counters.training_steps
         self.method.publish(counters.training_steps)
         return saved
+
+
+@contextmanager
+def _no_generator_exit() -> Iterator[None]:
+    """Raise RuntimeError for a GeneratorExit out of a hook: outside it would pass for the end by the steps' caller."""
+    try:
+        yield
+    except GeneratorExit as error:
+        raise RuntimeError("GeneratorExit was raised within a step, by a part or a hook of yours") from error

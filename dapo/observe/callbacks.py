@@ -107,7 +107,7 @@ class Callbacks:
         for listener in listeners:
             try:
                 listener.callback.end(event)
-            except Exception as error:  # the run has ended anyway
+            except (Exception, GeneratorExit) as error:  # the run has ended anyway
                 self._warn(f"{listener.name} failed at the end of the run ({type(error).__name__}: {error})")
         self._listeners = []
 
@@ -158,7 +158,9 @@ class Callbacks:
     def _guard(self, listener: _Listener, call: Callable[[], None], starting: bool = False) -> None:
         try:
             call()
-        except Exception as error:  # whatever it raises, training goes on, unless its author wants otherwise
+        # Whatever it raises, training goes on, unless its author wants otherwise. A GeneratorExit would pass for the
+        # end of the steps by their caller.
+        except (Exception, GeneratorExit) as error:
             self._listeners.remove(listener)
             told = f"{type(error).__name__}: {error}"
             if listener.callback.on_error == "stop":

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ PATIENCE = 1.0
 _LONGEST = 4000  # characters of an error's message
 _LONGEST_TEXT, _MOST_ENTRIES = 200, 40  # of a text of the evidence, and of its lists
 _MOST_BYTES = 192 * 1024  # that are read: each character takes twelve at most
+_NOT_SAVED = ", before the first checkpoint; a resume starts from the beginning"
 _EVIDENCE: TypeAdapter[Evidence] = TypeAdapter(Annotated[Evidence, Field(discriminator="kind")])
 
 
@@ -55,7 +56,7 @@ class RunStatus:
 
 
 class StatusWriter:
-    """Tells how a run stands: at its start, after its steps (at most once a second), and at its end.
+    """Tells how a run stands: at its start, after each step, in long steps (at most once a second), and at its end.
 
     Two threads call it: the driver, and the one that looks whether anything moves.
     """
@@ -82,38 +83,30 @@ class StatusWriter:
         self.status = replace(self.status, steps=steps)
 
     def step(self, step: int) -> None:
-        """Take note of a recorded training step. Writes unless it did less than ``PATIENCE`` seconds ago."""
+        """Record a training step. Writes at once: the caller of the steps may hold the run for long now."""
         with self._lock:
             self._doing = self._still = ""
-            self._update(replace(self.status, step=step, doing=""))
+            self.status = replace(self.status, step=step)
+            self._update()
 
     def doing(self, what: str) -> None:
-        """Note in a few words how far a long step or evaluation is; written as rarely as a step."""
+        """Note in a few words how far a long step or evaluation is. Written at most every ``PATIENCE`` seconds."""
         with self._lock:
             self._doing = what
-            if self._may_write():
-                self._update(replace(self.status, doing=self._said()))
+            # A clock that was set back does not silence it.
+            if not self.status.updated <= self._clock() < self.status.updated + PATIENCE:
+                self._update()
 
     def stillness(self, line: str) -> None:
         """Note that nothing moves, in one line; "": something does again. Written at once: a later write may be far."""
         with self._lock:
             self._still = line
-            self.status = replace(self.status, doing=self._said(), updated=self._clock())
-            self._write()
+            self._update()
 
-    def _said(self) -> str:
-        return "; ".join(said for said in (self._doing, self._still) if said)
-
-    def _may_write(self) -> bool:
-        """Return whether the last write is long enough ago. A clock that was set back does not silence it."""
-        return not self.status.updated <= self._clock() < self.status.updated + PATIENCE
-
-    def _update(self, status: RunStatus) -> None:
-        """Take over a status, and write it unless the last write was just now."""
-        writes = self._may_write()
-        self.status = replace(status, updated=self._clock()) if writes else status
-        if writes:
-            self._write()
+    def _update(self) -> None:
+        doing = "; ".join(said for said in (self._doing, self._still) if said)
+        self.status = replace(self.status, doing=doing, updated=self._clock())
+        self._write()
 
     def end(self, state: State, said: str = "", evidence: Evidence | None = None) -> None:
         """Record the end of the run: ``said`` is the sentence for people, ``evidence`` the facts for programs."""
@@ -142,8 +135,11 @@ class StatusWriter:
 
 
 @contextmanager
-def ending(status: StatusWriter) -> Iterator[None]:
-    """Say how the run ended when an exception ends it; the exception goes on. Otherwise the caller says it."""
+def ending(status: StatusWriter, saved: Callable[[], Sequence[int]]) -> Iterator[None]:
+    """Say how the run ended when an exception ends it; the exception goes on. Otherwise the caller says it.
+
+    ``saved`` returns the steps that have a checkpoint, ascending.
+    """
     try:
         yield
     except SamplingStopped as stopped:
@@ -151,7 +147,9 @@ def ending(status: StatusWriter) -> Iterator[None]:
         status.end("failed" if unscored else "unfilled", str(stopped), _evidence(stopped))
         raise
     except KeyboardInterrupt:
-        status.end("interrupted", "left at once; a resume goes on from the last checkpoint")
+        steps = saved()
+        there = f"; a resume goes on from the checkpoint of step {steps[-1]}" if steps else _NOT_SAVED
+        status.end("interrupted", f"left at once{there}")
         raise
     except BaseException as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())

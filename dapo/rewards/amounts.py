@@ -13,7 +13,7 @@ from itertools import pairwise
 from dapo.rewards.units import NO_WORDS, spelt_alike
 
 _NUMBER = (
-    r"(?:\d+ ?)?\\frac(?:\{(?P<top>\d+)\}\{(?P<below>\d+)\}|(?P<pair>\d\d))"
+    r"(?:\d+ ?)?\\frac\{(?P<top>\d+)\}\{(?P<below>\d+)\}"
     r"|\d+ \d+/\d+|\d+/\d+|\d{1,3}(?:,\d{3}){1,20}(?![\d,])|\d+(?:\.\d+)?|\.\d+"
 )
 _PIECE = re.compile(
@@ -66,8 +66,8 @@ def _read_piece(piece: re.Match[str]) -> Piece | None:
 
 def _read_number(piece: re.Match[str]) -> Fraction | None:
     text = piece["number"].removeprefix("-")
-    if piece["top"] or piece["pair"]:
-        whole, part = text.partition("\\")[0].strip(), tuple(piece["pair"] or (piece["top"], piece["below"]))
+    if piece["top"]:
+        whole, part = text.partition("\\")[0].strip(), (piece["top"], piece["below"])
     else:
         whole, _, rest = text.replace(",", "").rpartition(" ")
         part = (rest.partition("/")[0], rest.partition("/")[2] or "1")

@@ -25,6 +25,16 @@ _NUMBER = re.compile(
     rf"(?:\\[dtc]?frac{_PART.format('top')}{_PART.format('below')}"
     rf"|(?P<number>{_DIGITS})(?:[eE](?P<ten>[-+]?\d{{1,3}})(?!\w)|/(?P<over>\d+)(?![\d/])|{_TIMES_TEN})?))"
 )
+_NAME = r"(?:sqrt|pi|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc))"
+_COMMAND = rf"(?:(?:\\|(?<![A-Za-z\\])){_NAME}(?![A-Za-z])|[\u221a\u03c0])"
+_PART_OF = re.compile(  # what stands right before a number that is a part of a formula
+    rf"{_COMMAND}\s*(?:\[[^\[\]]*\]|_\{{?\w+\}}?)?\s*[/(]?\s*$|(?<=[\w)}}\]])[\^_]$|(?:(?<![A-Za-z])[a-z]|[)}}])/$"
+)
+_GOES_ON = re.compile(
+    rf"\s?(?:\\?\*|\\cdot)?\s?{_COMMAND}|[xyz](?![A-Za-z])|\^(?!\s*\{{?\s*(?:\\circ|st|nd|rd|th|\\text))"
+)
+_AROUND = re.compile(r"(?:\\(?:f?box(?:ed)?|text\w*|math\w*|mbox)|(?<![\w}}^\]\\]))\s*$")
+_SHOWN = 200  # characters of a formula before a number
 _BOXED = re.compile(r"\\boxed\{(.*)\}")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}")
 _UNIT = re.compile(r"(?:\^\s*\{?\\circ\}?|\u00b0|\\?%)?[^\d+=<>*\\-]*(?:\^\{?\d\}?)?")
@@ -36,11 +46,29 @@ def read_last_number(text: str) -> Fraction | None:
     What separates thousands, a currency sign, a sign, ``3e8``, ``6.02×10^23``, ``1/2``, ``3 1/2`` and ``\frac{1}{2}``
     belong to a number. A minus right after a digit or a letter, or with blanks on both sides, is an operator. A date
     (``2024/05/17``) is no fraction.
+
+    The power of a unit (5 cm^2) is passed over. None, too, where the last number is a part of a formula:
+    ``\frac{\pi}{2}``, ``\sqrt{2}``, ``2\pi``, ``2^{10}``.
     """
-    last = None
-    for last in _NUMBER.finditer(text):  # noqa: B007
-        pass
-    return None if last is None else _value(last)
+    before = last = None
+    for found in _NUMBER.finditer(text):
+        before, last = last, found
+    if before is not None and last is not None and _is_unit(text[before.end() : last.end()]):
+        last = before
+    return None if last is None or _is_part(text, last) else _value(last)
+
+
+def _is_part(text: str, found: re.Match[str]) -> bool:
+    """Return whether a number is a part of a formula."""
+    left = text[max(0, found.start() - _SHOWN) : found.start()]
+    if _PART_OF.search(left) or _GOES_ON.match(text, found.end()):
+        return True
+    depth = 0
+    for at in range(len(left) - 1, -1, -1):
+        depth += (left[at] == "}") - (left[at] == "{")
+        if depth < 0:
+            return _AROUND.search(left[:at]) is None
+    return False
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
@@ -75,11 +103,12 @@ def read_gold(gold: str) -> Fraction | None:
     found = _NUMBER.match(text)
     if found is None or found["date"]:
         return None
-    after = _TEXT.sub(r" \1 ", text[found.end() :])
+    after = text[found.end() :]
     return _value(found) if not after or _is_unit(after) else None
 
 
 def _is_unit(text: str) -> bool:
+    text = _TEXT.sub(r" \1 ", text)
     if not _UNIT.fullmatch(text):
         return False
     words = re.sub(r"\\circ|[%\\]", "", text)

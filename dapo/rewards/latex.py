@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
+from itertools import permutations
 
 _SIGNS = str.maketrans(
     dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d", "-")
@@ -58,6 +59,16 @@ _SPELLINGS = [
         (r"^( ?-?\d+\.\d*)\((\d+)\)$", r"\1\\overline{\2}"),  # 0.(3)
     )
 ]
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_BARE = r"\s*(\d|[A-Za-z]|\\(?:pi|theta|alpha|beta|gamma|delta|lambda|mu|phi|omega|sigma)(?![A-Za-z]))"
+_FIRST_ARGUMENT = re.compile(rf"\\(frac|binom|sqrt)(?![A-Za-z])\s*(\[[^\[\]]*\])?{_BARE}")
+_SECOND_ARGUMENT = re.compile(rf"(\\(?:frac|binom)\s*{_GROUP}){_BARE}")
+_BUILDER = re.compile(
+    r"\\?\{ ?(?P<name>[A-Za-z]) ?(?:\\in ?(?:\\mathbb ?)?\{?R\}? ?)?(?:\||\\mid(?![A-Za-z])|:) ?"
+    r"(?P<condition>(?=.*(?P=name)).+?) ?\\?\}"
+)
+"""A set of real numbers by its condition."""
+_INTEGRAL = re.compile(r"\\(?:i+nt|oint)(?![A-Za-z])")
 _BLANK_THOUSANDS = re.compile(r"[-+$ ]*\d{1,3}(?: \d{3}){1,6}(?![\d,/]| [\d\\])")
 _OPENING = {"(": "(", "[": "[", r"\{": "{", r"\langle": "<"}
 _CLOSING = {")": ")", "]": "]", r"\}": "}", r"\rangle": ">"}
@@ -75,10 +86,14 @@ def plain(answer: str) -> str:
     answer = _TEXT.sub(r" \1 ", answer)
     for pattern, put in _SPELLINGS:
         answer = pattern.sub(put, answer)
+    answer = _SECOND_ARGUMENT.sub(r"\1{\2}", _FIRST_ARGUMENT.sub(r"\\\1\2{\3}", answer))  # \frac ab
+    answer = _DETERMINANT.sub(_expanded, answer)
     blanks = _BLANK_THOUSANDS.match(answer)
     if blanks:
         answer = blanks[0].replace(" ", "") + answer[blanks.end() :]
-    return answer.rstrip(" .,;").lstrip(",; ")
+    answer = answer.rstrip(" .,;").lstrip(",; ")
+    built = _BUILDER.fullmatch(answer)
+    return answer if built is None else built["condition"]
 
 
 def _vulgar(text: str) -> str:
@@ -94,12 +109,12 @@ def _vulgar(text: str) -> str:
 
 
 def depth(text: str) -> int:
-    """Return how deep brackets lie within each other."""
+    """Return how deep brackets lie within each other. An integral, which takes a parser longer, counts as four."""
     deepest = level = 0
     for sign in text:
         level += (sign in "([{") - (sign in ")]}")
         deepest = max(deepest, level)
-    return deepest
+    return deepest + 4 * len(_INTEGRAL.findall(text))
 
 
 def canonical(text: str) -> str:
@@ -114,10 +129,10 @@ def canonical(text: str) -> str:
 # ---------------------------------------------------------------------- words
 
 _WORDS = re.compile(
-    r"[A-Za-z][A-Za-z0-9']*(?:_\{?[A-Za-z0-9]+\}?[A-Za-z0-9]*)*"
-    r"(?:(?: |(?<=[A-Za-z]{2})-(?=[A-Za-z]{2}))[A-Za-z0-9']+)*"
+    r"[^\W\d_](?:[^\W_]|')*(?:_\{?[^\W_]+\}?[^\W_]*)*"
+    r"(?:(?: |(?<=[^\W\d_]{2})-(?=[^\W\d_]{2}))(?:[^\W_]|')+)*"
 )
-_LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
+_LETTERS = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{4,}")
 _NAMES = frozenset(("sqrt", "frac", "theta", "alpha", "beta", "gamma", "delta", "lambda", "infty", "arcsin", "arccos"))
 
 
@@ -133,7 +148,7 @@ def as_text(text: str) -> str | None:
     if not _WORDS.fullmatch(bare):
         return None
     bare = re.sub(r"[_{}]", "", bare).replace("-", " ")
-    return bare if len(bare) == 1 else bare.lower()
+    return bare if len(bare) == 1 else bare.casefold()
 
 
 def words_within(text: str) -> list[str]:
@@ -246,13 +261,39 @@ def read_inequality(text: str) -> tuple[str, Shape] | None:
     return name, Shape(("(" if left == "<" else "[") + (")" if right == "<" else "]"), (low, high))
 
 
-_MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL)
+_MATRIX = re.compile(r"\\begin\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL)
+_DETERMINANT = re.compile(
+    r"(?P<before>\\det\s*\(?\s*|\|\s*)?\\begin\{(?P<kind>vmatrix|[pb]?matrix)\}(?P<rows>(?:(?!\\begin).)*?)"
+    r"\\end\{(?P=kind)\}(?P<after>\s*[)|])?",
+    re.DOTALL,
+)
+_DET = r"\det"
+_LARGEST = 4  # rows of a determinant that is written out
 
 
 def read_matrix(text: str) -> list[list[str]] | None:
     """Return the cells of a matrix, by row; None for anything else. A determinant (``vmatrix``) is none."""
     match = _MATRIX.fullmatch(text)
-    if match is None or match[1] == "vmatrix" or r"\begin" in match[2]:
-        return None
-    rows = [row for row in re.split(r"\\\\", match[2]) if row.strip()]
-    return [[cell.strip() for cell in row.split("&")] for row in rows]
+    return None if match is None or r"\begin" in match[2] else _cells(match[2])
+
+
+def _cells(inside: str) -> list[list[str]]:
+    return [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\", inside) if row.strip()]
+
+
+def _expanded(found: re.Match[str]) -> str:
+    """Write a determinant as the sum of products that it is."""
+    before, after = found["before"] or "", found["after"] or ""
+    if before[-1:] + after[-1:] in ("()", "||"):
+        before = after = ""
+    elif found["kind"] != "vmatrix" and not before.startswith(r"\det"):
+        return found[0]
+    rows = _cells(found["rows"])
+    size = len(rows)
+    if not 0 < size <= _LARGEST or any(len(row) != size or not all(row) for row in rows):
+        return found[0]
+    terms = []
+    for order in permutations(range(size)):
+        odd = sum(order[i] > order[j] for i in range(size) for j in range(i + 1, size)) % 2
+        terms.append("-+"[not odd] + "*".join(f"({row[column]})" for row, column in zip(rows, order, strict=True)))
+    return f"{before.removeprefix(_DET)}({''.join(terms).removeprefix('+')}){after}"

@@ -240,42 +240,32 @@ class _Reader:
             match.lastgroup if match.lastgroup not in ("ten", "again") else "number" for match in self._tokens
         ]
         self._at = 0
-        self._left = ""  # digits of a number of which a fraction took the first
         self._angle = False  # within the argument of a function of angles
 
     def whole(self) -> Value:
         value = self._sum()
-        if self._at < len(self._tokens) or self._left:
+        if self._at < len(self._tokens):
             raise NotNumber
         return value
 
     # ------------------------------------------------------------------ tokens
 
     def _peek(self, ahead: int = 0) -> str:
-        """Return the next token's text without a number's extras; "" at the end."""
-        if self._left:
-            return self._left if ahead == 0 else self._peek_from(self._at + ahead - 1)
-        return self._peek_from(self._at + ahead)
-
-    def _peek_from(self, at: int) -> str:
+        """Return the next token's text; "" at the end."""
+        at = self._at + ahead
         return self._tokens[at][0].strip() if at < len(self._tokens) else ""
 
     def _take(self, *expected: str) -> bool:
-        if not self._left and self._peek() in expected:
-            self._at += 1
-            return True
-        return False
+        found = self._peek() in expected
+        self._at += found
+        return found
 
     def _need(self, expected: str) -> None:
         if not self._take(expected):
             raise NotNumber
 
     def _is_number(self, ahead: int = 0) -> bool:
-        if self._left:
-            return ahead == 0 or self._is_number_at(self._at + ahead - 1)
-        return self._is_number_at(self._at + ahead)
-
-    def _is_number_at(self, at: int) -> bool:
+        at = self._at + ahead
         return at < len(self._tokens) and self._kinds[at] == "number"
 
     # ------------------------------------------------------------------ grammar
@@ -377,9 +367,6 @@ class _Reader:
         raise NotNumber
 
     def _number(self) -> Fraction:
-        if self._left:
-            digits, self._left = self._left, ""
-            return Fraction(digits)
         match = self._tokens[self._at]
         self._at += 1
         digits, again, ten = match["number"], match["again"], match["ten"]
@@ -407,11 +394,11 @@ class _Reader:
             self._need("/")
             part /= self._number()
         elif self._peek() == r"\frac":
-            before = self._at, self._left
+            before = self._at
             self._take(r"\frac")
             part = _divide(self._argument(), self._argument())
             if not isinstance(part, Fraction) or not 0 < part < 1:  # a product
-                self._at, self._left = before
+                self._at = before
                 return whole
         else:
             return whole
@@ -420,27 +407,19 @@ class _Reader:
         return whole + part
 
     def _argument(self) -> Value:
-        """Return the argument of a command: what is in braces, or one token, of a number its first digit."""
+        """Return the argument of a command: what is in brackets, or one number or command."""
         if self._take("{"):
             return self._closed("}")
         if self._take("("):
             return self._closed(")")
-        if self._is_number():
-            digits = self._peek()
-            if not digits.isdigit():
-                return self._number()
-            if not self._left:
-                self._at += 1
-            self._left = digits[1:]
-            return Fraction(digits[0])
-        return self._primary()
+        return self._number() if self._is_number() else self._primary()
 
     def _function(self, name: str) -> Value:
         base: Value = None
         power = Fraction(1)
         if name == "log":
             self._need("_")
-            base = self._argument_of_base()
+            base = self._argument()
         if self._take("^"):
             power = self._exponent()
             if power == -1:  # an inverse function
@@ -450,11 +429,6 @@ class _Reader:
         value = self._after(self._primary()) if bracketed else self._unbracketed()
         self._angle = outside
         return _sized(_raise(_apply(name, value, base), power))
-
-    def _argument_of_base(self) -> Value:
-        if self._is_number():
-            return self._number()
-        return self._argument()
 
     def _unbracketed(self) -> Value:
         r"""Return the argument of ``\sin 2\pi``: factors without a sign between them. ``\sin \pi/6`` is not decided."""

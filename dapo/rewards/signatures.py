@@ -10,11 +10,13 @@ Each may be ``async def``.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from dapo.errors import RewardError
-from dapo.rewards.function import describe
+from dapo.metrics.names import reward_name_problem
+from dapo.rewards.function import describe, read_values
 from dapo.rewards.text import read_golds
 from dapo.types.batch import MODEL, Completion, Prompt
 
@@ -41,19 +43,47 @@ def adapt(function: Callable[..., Any], name: str, reward: str) -> Ours:
     Raises:
         RewardError: its parameters are none of the three forms. The message shows how to wrap it.
     """
+    parameters = _parameters(function)
+    form = None if parameters is None else _form(parameters)
+    if parameters is None or form is None:
+        raise RewardError(_refusal(name, parameters))
+    call = _awaited(function)
+    return call if form == "ours" else (_Trl if form == "trl" else _Verl)(call, parameters, reward)
+
+
+def _parameters(function: Callable[..., Any], deepest: int = 4) -> list[inspect.Parameter] | None:
+    """Return a function's parameters; of a wrapper ``(*args, **kwargs)`` those of the reward function that it calls.
+
+    None: they cannot be read, as of a built-in function.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a compiled function nothing is known
-        return _awaited(function)
+    except (TypeError, ValueError):
+        return None
+    if deepest and all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
+        cells = getattr(function, "__closure__", None) or ()
+        wrapped = [_parameters(cell.cell_contents, deepest - 1) for cell in cells if callable(_content(cell))]
+        known = [one for one in wrapped if one is not None and _form(one) is not None]
+        return known[0] if len(known) == 1 else parameters
+    return parameters
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+def _form(parameters: list[inspect.Parameter]) -> Literal["ours", "trl", "verl"] | None:
+    """Return the form that the parameters' names tell."""
     named = {one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
-    missing = [one for one in _needed(parameters) if one in _ELSEWHERE]
-    if named & {"completions", "completion_ids", "completions_ids"} and not missing:
-        return _Trl(_awaited(function), parameters, reward)
-    if {"solution_str", "ground_truth"} <= named and set(_needed(parameters)) <= set(_VERL):
-        return _Verl(_awaited(function), parameters, reward)
-    if _is_ours(parameters):
-        return _awaited(function)
-    raise RewardError(_refusal(name, parameters))
+    needed = set(_needed(parameters))
+    if named & {"completions", "completion_ids", "completions_ids"} and not needed & set(_ELSEWHERE):
+        return "trl"
+    if {"solution_str", "ground_truth"} <= named and needed <= set(_VERL):
+        return "verl"
+    return "ours" if _is_ours(parameters) else None
 
 
 def _needed(parameters: list[inspect.Parameter]) -> list[str]:
@@ -63,20 +93,31 @@ def _needed(parameters: list[inspect.Parameter]) -> list[str]:
 
 
 def _is_ours(parameters: list[inspect.Parameter]) -> bool:
-    """Return whether two positional arguments fit, and are called as ours are (``*args`` is called anything)."""
+    """Return whether two positional arguments fit, and are called as ours are."""
     places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    if len(places) < 2:
-        return any(one.kind == one.VAR_POSITIONAL for one in parameters) and set(_needed(parameters)) <= _FIRST
-    rest = [one for one in parameters if one not in places[:2]]
-    return places[0].name in _FIRST and places[1].name in _SECOND and not _needed(rest)
+    if not places or places[0].name not in _FIRST or _needed([one for one in parameters if one not in places[:2]]):
+        return False
+    any_more = any(one.kind == one.VAR_POSITIONAL for one in parameters)
+    return places[1].name in _SECOND if len(places) > 1 else any_more
 
 
-def _refusal(name: str, parameters: list[inspect.Parameter]) -> str:
-    shown = ", ".join(map(str, parameters)) or "nothing"
-    beyond = [one for one in _needed(parameters) if one in _ELSEWHERE]
+def _arguments(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and the named arguments of a call, of all that is there by name."""
+    places = [one for one in parameters if one.kind == one.POSITIONAL_ONLY]
+    named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    if any(one.kind == one.VAR_KEYWORD for one in parameters):
+        named = set(given) - {one.name for one in places}
+    return [given.get(one.name, one.default) for one in places], {
+        name: value for name, value in given.items() if name in named
+    }
+
+
+def _refusal(name: str, parameters: list[inspect.Parameter] | None) -> str:
+    shown = "cannot be read" if parameters is None else f"are ({', '.join(map(str, parameters)) or 'nothing'})"
+    beyond = [one for one in _needed(parameters or []) if one in _ELSEWHERE]
     why = f" ({', '.join(beyond)} is of another trainer, and is not here)" if beyond else ""
     return (
-        f"reward function {name}: its parameters are ({shown}){why}; expected (prompt, completion), TRL's (prompts, "
+        f"reward function {name}: its parameters {shown}{why}; expected (prompt, completion), TRL's (prompts, "
         "completions, **columns) or verl's (data_source, solution_str, ground_truth, extra_info). Wrap it, and name "
         f"the wrapper in the recipe:\n    def score(prompt, completion):\n"
         f"        text, gold = completion.text, prompt.answer  # prompt.problem, prompt.extra['column']\n"
@@ -125,9 +166,7 @@ class _Trl:
     """
 
     def __init__(self, function: Callable[..., Any], parameters: list[inspect.Parameter], reward: str) -> None:
-        self._function, self._reward = function, reward
-        self._all = any(one.kind == one.VAR_KEYWORD for one in parameters)
-        self._names = [one.name for one in parameters if one.kind != one.VAR_KEYWORD]
+        self._function, self._parameters, self._reward = function, parameters, reward
         self._needed = _needed(parameters)
         self._turned = False  # it took the other form
 
@@ -141,7 +180,7 @@ class _Trl:
             except Exception:
                 raise error from None
             self._turned = not self._turned
-        return {**noted, self._reward: _only(found)} if noted else _only(found)
+        return {**_numbers(noted), self._reward: _only(found)} if noted else _only(found)
 
     def _call(self, prompt: Prompt, completion: Completion, messages: bool) -> tuple[Any, dict[str, Any]]:
         """Return what the function returns, and the numbers that it recorded by TRL's ``log_metric``."""
@@ -161,8 +200,8 @@ class _Trl:
                 f"the reward function asks for {', '.join(unknown)}, and the record has no such column; it has "
                 f"{', '.join(prompt.extra) or 'none beside problem and answer'} (data.train.N.fields names columns)"
             )
-        found = self._function(**{name: value for name, value in given.items() if self._all or name in self._names})
-        return found, noted
+        places, named = _arguments(self._parameters, given)
+        return self._function(*places, **named), noted
 
 
 def _columns(prompt: Prompt, needed: list[str]) -> dict[str, Any]:
@@ -203,23 +242,49 @@ class _Verl:
     """A reward function of verl."""
 
     def __init__(self, function: Callable[..., Any], parameters: list[inspect.Parameter], reward: str) -> None:
-        self._function, self._reward = function, reward
-        takes_all = any(one.kind == one.VAR_KEYWORD for one in parameters)
-        self._names = [name for name in _VERL if takes_all or name in {one.name for one in parameters}]
+        self._function, self._parameters, self._reward = function, parameters, reward
 
     def __call__(self, prompt: Prompt, completion: Completion) -> Any:
         extra = prompt.extra
-        model = extra.get("reward_model")
+        model = _read_object(extra.get("reward_model"))
         given = {
             "data_source": extra.get("data_source", prompt.source),
             "solution_str": completion.text,
             "ground_truth": model.get("ground_truth", prompt.answer) if isinstance(model, Mapping) else prompt.answer,
-            "extra_info": dict(extra.get("extra_info") or extra),
+            "extra_info": _read_object(extra.get("extra_info") or extra),
         }
-        found = self._function(**{name: given[name] for name in self._names})
+        places, named = _arguments(self._parameters, given)
+        found = self._function(*places, **named)
         if not isinstance(found, Mapping):
             return found
         if "score" not in found:
             raise ValueError(f"expected a number or a dict with 'score', found {describe(dict(found))}")
-        others = {key: value for key, value in found.items() if key != "score" and hasattr(type(value), "__float__")}
-        return {**others, self._reward: found["score"]}
+        return {
+            **_numbers({key: value for key, value in found.items() if key != "score"}),
+            self._reward: found["score"],
+        }
+
+
+def _read_object(value: Any) -> Any:
+    """Return a mapping as a dict of its own, also one that the data hold as a text of JSON; anything else as it is."""
+    if isinstance(value, str):
+        try:
+            read = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return read if isinstance(read, dict) else value
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the values that can be recorded as metrics: finite numbers. A slash in a name becomes an underscore."""
+    kept = {}
+    for key, value in values.items():
+        name = str(key).replace("/", "_")
+        try:
+            number = read_values(value, name)[name]
+        except (ValueError, KeyError):
+            continue
+        if reward_name_problem(name) is None:
+            kept[name] = number
+    return kept

@@ -91,6 +91,7 @@ _FUNCTIONS = ("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "ex
 NO_WORDS = frozenset(("times", "plus", "minus", "over", "mod", "choose", "pi", *_FUNCTIONS))  # parts of a formula
 _RAISE_NEXT = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _RAISE_LAST = {"squared": 2, "cubed": 3}
+_GENERAL = frozenset(("unit", *_RAISE_NEXT, *_RAISE_LAST))  # of any length, area or volume
 _DIMENSIONS = frozenset((*_RAISE_NEXT, *_RAISE_LAST, "per"))
 
 _PIECE = re.compile(
@@ -98,6 +99,17 @@ _PIECE = re.compile(
 )
 _DOTTED = re.compile(r"(?i)(?<![A-Z])([abp])\. ?([cdm])(?![A-Z])\.?")  # p.m.
 _SHORT_FOR = ((re.compile(r"\bmph\b"), "mi/h"), (re.compile(r"\b(?:kph|kmh)\b"), "km/h"))
+_PLURALS = tuple(
+    (re.compile(pattern), singular)
+    for pattern, singular in (
+        (r"^(?:people|persons)$", "person"),
+        (r"^children$", "child"),
+        (r"men$", "man"),
+        (r"(?<=..)ies$", "y"),
+        (r"(?<=ss|ch|sh)es$|(?<=x)es$", ""),
+        (r"(?<=..[^s])s$", ""),
+    )
+)
 _TAIL = re.compile(
     r"(?:(?<=[\s\d)}!])|(?<=\\circ))(?P<unit>(?:[A-Za-z$\u20ac\u00a3\u00a5\u20b9\u00a2]|\\euro|\\pounds)"
     r"[A-Za-z.$\u20ac\u00a3\u00a5\u20b9\u00a2 /*]*(?:\^\s*\{?\s*-?\d\s*\}?[A-Za-z. /*]*){0,3})$"
@@ -109,7 +121,7 @@ class Unit:
     """A unit.
 
     Attributes:
-        name: the one spelling of a unit that is known, with its powers; "" for others, which differ from none.
+        name: the one spelling of a unit that is known, with its powers; "" for others.
         factor: that the number before it is multiplied by: "3 million".
         words: all of its words, in one spelling.
         side: PM, BC, north, Celsius and the like; "" for none.
@@ -121,9 +133,13 @@ class Unit:
     side: str = ""
 
     def differs(self, other: Unit) -> bool:
-        """Whether two units, or two sides, are known, and two."""
-        names, sides = (self.name, other.name), (self.side, other.side)
-        return any(all(pair) and pair[0] != pair[1] for pair in (names, sides))
+        """Whether two units count different things: 2 wins and 2 losses. One may say more: 2 balls and 2 red balls."""
+        if self.side and other.side and self.side != other.side:
+            return True
+        if self.name and other.name:
+            return self.name != other.name
+        ours, theirs = (set(unit.words.split()) - _GENERAL for unit in (self, other))
+        return not (ours <= theirs or theirs <= ours)
 
 
 def split_unit(text: str) -> tuple[str, Unit] | None:
@@ -154,7 +170,8 @@ def read_unit(text: str) -> Unit | None:
     if any(len(word) == 1 and word.isascii() and word.isalpha() and word not in _SINGLE for word in words):
         return None
     sides = [_SIDE[word.lower()] for word in words if word.lower() in _SIDE]
-    return Unit(_name(pieces), factor, " ".join(map(spelt_alike, words)), "".join(sides))
+    spelt = [_SIDE.get(word.lower()) or spelt_alike(word) for word in words]
+    return Unit(_name(pieces), factor, " ".join(spelt), "".join(sides))
 
 
 def _name(pieces: list[re.Match[str]]) -> str:
@@ -184,5 +201,8 @@ def _known(word: str) -> str:
 
 
 def spelt_alike(word: str) -> str:
-    """Return a word in lower case, a unit in its one spelling."""
-    return _known(word) or (word.lower().removesuffix("s") if len(word) > 3 else word.lower())
+    """Return a word in lower case and in the singular, a unit in its one spelling."""
+    lower = word.lower()
+    for pattern, singular in _PLURALS:
+        lower = pattern.sub(singular, lower)
+    return _known(word) or lower

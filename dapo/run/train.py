@@ -247,19 +247,21 @@ def _attempt(
     with ExitStack() as stack:
         callbacks = Callbacks([*trackers_of(recipe), *given.callbacks], console.warn)
         stack.enter_context(callbacks.ending())
-        status = None if resume else _say_running(stack, folder, recipe)
+        checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
+        status = None if resume else _say_running(stack, folder, recipe, checkpoints)
         began = time.time()
         session = _session(recipe, console, folder, given)
         recipe = session.recipe  # of a supervised run, with its number of steps
         recorder = RunRecorder(folder, console, None, recipe.logging, _pieces(session))
         try:
-            checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
             trainer = session.trainer(recorder, checkpoints, deadline)
             saved = _load(trainer, checkpoints, loaded, console) if resume else {}
             step = trainer.counters.training_steps
             if resume:  # from here on nothing refuses it, and what it wrote after the checkpoint goes
                 _cut_back(folder, console, step, checkpoints, recipe)
-            status = status or _say_running(stack, folder, recipe, step)  # a refused resume leaves what it says
+            status = status or _say_running(
+                stack, folder, recipe, checkpoints, step
+            )  # a refused resume leaves what it says
             status.wants(recipe.trainer.steps)
             record_machine(folder, session, step)
             recorder.open(callbacks, status)
@@ -309,10 +311,12 @@ def _session(recipe: Recipe, console: Console, folder: RunFolder, given: Given) 
     return reward_session(recipe, console, folder.path, given=given)
 
 
-def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int = 0) -> StatusWriter:
+def _say_running(
+    stack: ExitStack, folder: RunFolder, recipe: Recipe, checkpoints: CheckpointStore, step: int = 0
+) -> StatusWriter:
     """``status.json``: running, until ``stack`` is left with an exception, which it will then tell."""
     status = StatusWriter(folder.status, recipe.trainer.steps, step)
-    stack.enter_context(ending(status))
+    stack.enter_context(ending(status, checkpoints.steps))
     stack.enter_context(_machine_told(folder.shown(), resume=True))
     return status
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
@@ -169,7 +170,23 @@ def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else() -> None:
         with server(away) as url, pytest.raises(HttpError) as caught:
             post(url, key="a-secret")
     assert caught.value.status == 307
+    assert f"redirects to {elsewhere}" in str(caught.value)
+    assert "set that address" in str(caught.value)
     assert not seen
+
+
+def test_a_redirect_shows_no_query_of_where_it_leads() -> None:
+    away = once(b"HTTP/1.1 302 Found\r\nLocation: http://h/login?ticket=s3cr3t\r\nContent-Length: 0\r\n\r\n")
+    with server(away) as url, pytest.raises(HttpError, match="redirects to http://h/login;") as caught:
+        post(url)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_compressed_answer_is_named_as_such_and_not_as_nonsense() -> None:
+    body = gzip.compress(b'{"score": 1}')
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with server(once(head + body)) as url, pytest.raises(HttpError, match=r"compressed \(gzip\).*turn compression off"):
+        post(url)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1", "http://", "http://a b/"])

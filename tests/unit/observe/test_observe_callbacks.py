@@ -87,6 +87,22 @@ def test_one_that_fails_is_named_once_and_left_out_and_the_others_go_on():
     assert "Keeps failed (ConnectionError: no network)" in warned[0]
 
 
+def test_one_that_leaves_as_a_closed_generator_does_has_failed_and_ends_no_run():
+    bad, good, warned = Keeps(), Keeps(), []
+    callbacks = started(bad, good, warned=warned)
+
+    def leaves(event):
+        raise GeneratorExit
+
+    bad.step = bad.end = leaves
+    for step in (1, 2):
+        callbacks.step(step, {}, [])
+    callbacks.end(True)
+    assert [type(event).__name__ for event in good.heard] == ["StartEvent", "StepEvent", "StepEvent", "EndEvent"]
+    assert len(warned) == 1
+    assert "Keeps failed (GeneratorExit" in warned[0]
+
+
 def test_one_may_want_the_run_to_end_with_it():
     callbacks = started(Keeps(fails_at=1, on_error="stop"))
     with pytest.raises(CallbackError, match="no network"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.errors import AccuracyUnknown, EngineError, NothingScored, RunStuck, SamplingStopped
+from dapo.errors import AccuracyUnknown, EngineError, NothingScored, RunStuck, SamplingStopped, Terminated
 from dapo.observe import run_lock
 from dapo.observe.commands import record_given, resume_said
 from dapo.observe.run_folder import RunFolder
@@ -96,16 +96,17 @@ def test_a_run_says_how_it_stands_at_most_once_a_second(path):
         "evidence": None,
     }
     clock.now = 1000.9
-    status.step(1)
-    assert read_status(path).step == 0
-    clock.now = 1001.0
+    status.doing("1 of 4 kept")
+    assert read_status(path).doing == ""
+    status.step(1)  # at once: no further word may come while the caller of the steps holds the run
+    assert (read_status(path).step, read_status(path).updated) == (1, 1000.9)
     status.step(2)
-    assert (read_status(path).step, read_status(path).updated) == (2, 1001.0)
+    assert (read_status(path).step, read_status(path).updated) == (2, 1000.9)
     clock.now = 900.0  # the machine's clock was set back
     status.step(3)
     assert (read_status(path).step, read_status(path).updated) == (3, 900.0)
     status.step(4)
-    status.end("finished")  # with the steps that were not written
+    status.end("finished")
     us = (os.getpid(), os.uname().nodename)
     assert read_status(path) == RunStatus("finished", "", 4, 9, *us, 1000.0, 900.0, folder=str(path.parent))
     assert [p.name for p in path.parent.iterdir()] == ["status.json"]
@@ -135,6 +136,13 @@ STUCK = StuckEvidence(2, 3, 4, 1, Awaited(scored=4, effect_at=32, clock=30))
 SILENT = SilentEvidence({"held out": "timeout"}, engine=False)
 
 
+def test_a_run_that_is_left_before_its_first_checkpoint_names_none(path):
+    status = StatusWriter(path, steps=9, clock=Clock())
+    with pytest.raises(KeyboardInterrupt), ending(status, list):
+        raise Terminated
+    assert read_status(path).said == "left at once, before the first checkpoint; a resume starts from the beginning"
+
+
 @pytest.mark.parametrize(
     ("error", "state", "said"),
     [
@@ -146,14 +154,14 @@ SILENT = SilentEvidence({"held out": "timeout"}, engine=False)
             "step 3: full of\nhopeless prompts",
         ),
         (RunStuck(STUCK, "step 2 cannot go on"), "failed", "RunStuck: step 2 cannot go on"),
-        (KeyboardInterrupt(), "interrupted", "left at once"),
+        (KeyboardInterrupt(), "interrupted", "left at once; a resume goes on from the checkpoint of step 4"),
         (EngineError("gone\n\n  for good \ud800"), "failed", "EngineError: gone for good \ufffd"),
         (SystemExit(3), "failed", "SystemExit: 3"),
     ],
 )
 def test_how_a_run_ended_is_told_and_the_error_goes_on(path, error, state, said):
     status = StatusWriter(path, steps=9, clock=Clock())
-    with pytest.raises(type(error)) as raised, ending(status):
+    with pytest.raises(type(error)) as raised, ending(status, lambda: [2, 4]):
         raise error
     assert raised.value is error
     found = read_status(path)
@@ -182,7 +190,7 @@ def test_an_end_before_the_last_step_is_written_as_data(path, ending):
 
 def test_without_an_error_the_caller_says_it(path):
     status = StatusWriter(path, steps=9, clock=Clock())
-    with ending(status):
+    with ending(status, lambda: [2, 4]):
         pass
     assert read_status(path).state == "running"
 
@@ -201,7 +209,7 @@ def test_on_a_full_disk_the_end_is_written_over_the_old_status(path, monkeypatch
 
 def test_a_status_that_cannot_be_written_hides_no_error(tmp_path):
     status = StatusWriter(tmp_path / "gone" / "status.json", steps=9)
-    with pytest.raises(EngineError), ending(status):
+    with pytest.raises(EngineError), ending(status, lambda: [2, 4]):
         raise EngineError("the engine is what to speak of")
 
 

@@ -85,3 +85,55 @@ def verl_server(data_source, solution_str, ground_truth, extra_info, reward_rout
 
 def of_texts(text, gold):
     return 1.0
+
+
+def trl_places(prompts, completions, answer, /, **kwargs):
+    assert set(kwargs) >= {"problem", "log_metric"}
+    assert not set(kwargs) & {"prompts", "completions", "answer"}
+    return trl_plain(completions, answer)
+
+
+def verl_places(data_source, solution_str, ground_truth, extra_info=None, /):
+    return verl_number(solution_str, ground_truth, data_source=data_source, extra_info=extra_info)
+
+
+def ours_places(prompt, completion, /):
+    return float(completion.text == prompt.answer)
+
+
+def wrapper(function):
+    """As a decorator that names no parameters."""
+
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return call
+
+
+trl_wrapped, verl_wrapped = wrapper(wrapper(trl_plain)), wrapper(verl_number)
+ours_wrapped, trl_metric_wrapped = wrapper(ours_places), wrapper(trl_metric)
+texts_wrapped = wrapper(of_texts)
+
+
+def ours_more(prompt, *others):
+    return float(others[0].text == prompt.answer)
+
+
+def verl_odd(solution_str, ground_truth, extra_info):
+    """As verl's functions do: what is logged may be missing, a text, or called by a path."""
+    found = {"score": float(solution_str == ground_truth), "format/ok": True, "f1": float("nan"), "pred": solution_str}
+    return {**found, "rate_kept": 1, 7: 2.0, "none": None, "many": [1, 2], "index": extra_info["index"]}
+
+
+def verl_text(solution_str, ground_truth, extra_info):
+    return float(extra_info == "free text")
+
+
+def verl_nan(solution_str, ground_truth):
+    return {"score": float("nan")}
+
+
+def trl_odd_metric(completions, log_metric):
+    log_metric("part/format", 1.0)
+    log_metric("loss", float("inf"))
+    return [1.0]

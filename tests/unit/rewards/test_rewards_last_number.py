@@ -60,6 +60,24 @@ from dapo.rewards.last_number import judge, read_last_number, vote
         ("_-5_", "-5"),
         ("2024/05/17", "17"),
         ("2024-05-17", "17"),
+        ("5 cm^2", "5"),
+        (r"12\text{ m}^{2}", "12"),
+        (r"so \sqrt{16} is 4", "4"),
+        (r"30^\circ", "30"),
+        (r"\boxed{\text{7 apples}}", "7"),
+        ("the 5th, 6!", "6"),
+        *(
+            (formula, None)
+            for formula in (r"\frac{\pi}{2}", r"\boxed{\frac{\pi}{2}}", r"3 halves: \frac{x}{2}", "\u03c0/2")
+        ),
+        *(
+            (formula, None)
+            for formula in (r"2\pi", "2\u03c0", r"\sqrt{2}", r"2\sqrt 3", "\u221a5", r"\frac{1}{\sqrt{2}}", "sqrt(2)")
+        ),
+        *(
+            (formula, None)
+            for formula in ("2^{10}", "2^10", "x/2", "(a+b)/2", "2x", r"\log_2 8", r"\sin 30", r"3\cdot\pi", r"\ln 2")
+        ),
         (r"\frac{1}{0}", None),
         ("no number", None),
         ("", None),

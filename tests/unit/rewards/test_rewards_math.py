@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
@@ -151,6 +152,41 @@ def test_a_missing_gold_answer_is_an_error_and_no_zero() -> None:
 )
 def test_deep_and_large_answers_are_wrong_and_no_error(answer: str) -> None:
     assert judge_answer(answer, "42") == 0.0
+
+
+DEEP = {
+    "fractions": lambda name, levels: r"\frac{1}{1+" * levels + name + "}" * levels,
+    "sums": lambda name, levels: "(1+" * levels + name + ")" * levels,
+    "powers": lambda name, levels: "2^{" * levels + name + "}" * levels,
+    "roots": lambda name, levels: r"\sqrt{1+" * levels + name + "}" * levels,
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_the_work_for_a_nested_formula_grows_with_its_depth_and_does_not_double_with_each_level(kind: str) -> None:
+    """Counted are calls of functions. sympy's own evaluation doubles them: 2^8 times as many for the second."""
+    calls = [0, 0]
+    for n, (name, levels) in enumerate((("a", 8), ("b", 16))):
+
+        def count(frame: object, event: str, argument: object, n: int = n) -> None:
+            calls[n] += event == "call"
+            assert calls[n] < 30_000_000
+
+        sys.setprofile(count)
+        try:
+            assert not same_answer(DEEP[kind](name, levels), f"{name}+17")
+        finally:
+            sys.setprofile(None)
+    assert calls[1] < 10 * calls[0]
+
+
+@pytest.mark.parametrize(
+    "answer", ["(" * 30 + "x" + ")" * 30 + "+y", r"\int_0^x " * 20 + "x dx", "2^{" * 25 + "x" + "}" * 25]
+)
+def test_what_is_too_deep_is_never_read_as_a_formula(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("math_verify.parse", lambda *_, **__: pytest.fail("it was parsed"))
+    assert not same_answer(answer, "y+17")
+    assert same_answer(answer, answer.replace("x", " x "))
 
 
 def test_works_outside_the_main_thread() -> None:

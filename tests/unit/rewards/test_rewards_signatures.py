@@ -42,6 +42,10 @@ SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "con
         ("trl_ids", {"accuracy": 0.4}, {"accuracy": 0.4}),
         ("trl_metric", {"accuracy": 1.0, "length": 7.0}, {"accuracy": 1.0, "length": 7.0}),
         ("verl_number", {"accuracy": 1.0}, {"accuracy": 0.0}),
+        *((name, {"accuracy": 1.0}, {"accuracy": 0.0}) for name in ("trl_places", "verl_places", "ours_places")),
+        *((name, {"accuracy": 1.0}, {"accuracy": 0.0}) for name in ("trl_wrapped", "verl_wrapped", "ours_wrapped")),
+        ("trl_metric_wrapped", {"accuracy": 1.0, "length": 7.0}, {"accuracy": 1.0, "length": 7.0}),
+        ("ours_more", {"accuracy": 1.0}, {"accuracy": 0.0}),
     ],
 )
 def test_forms(name: str, right: dict[str, float], wrong: dict[str, float]) -> None:
@@ -87,6 +91,7 @@ def test_verl_gets_its_columns_and_its_numbers_are_recorded() -> None:
         ("of_texts", "(text, gold)"),
         ("trl_state", "trainer_state is of another"),
         ("verl_server", "reward_router_address"),
+        ("texts_wrapped", "(*args, **kwargs)"),
     ],
 )
 def test_other_parameters_are_refused_with_the_expected_ones_and_a_wrapper(name: str, said: str) -> None:
@@ -99,9 +104,33 @@ def test_other_parameters_are_refused_with_the_expected_ones_and_a_wrapper(name:
         build_scorer([Reward(kind="function", function=f"functions_for_tests:{name}")])
 
 
-@pytest.mark.parametrize("ours", [lambda p, c: 1.0, lambda _, c: 1.0, lambda *args, **kwargs: 1.0, max])
+@pytest.mark.parametrize("ours", [lambda p, c: 1.0, lambda _, c: 1.0, lambda prompt, c, scale=2: 1.0])
 def test_our_own_form_by_its_usual_names(ours: Any) -> None:
     adapt(ours, "m:f", "accuracy")
+
+
+@pytest.mark.parametrize("other", [max, print, int, float, len, str.strip, dict, lambda *a, **k: 1.0, lambda **k: 1.0])
+def test_what_names_no_parameters_is_refused_before_the_run(other: Any) -> None:
+    """Called with a prompt and a completion, each would fail on every response, or return what is no score."""
+    with pytest.raises(
+        RewardError, match=r"expected \(prompt, completion\), TRL's(?s:.*)def score\(prompt, completion\)"
+    ):
+        adapt(other, "m:f", "accuracy")
+
+
+def test_numbers_beside_a_score_that_cannot_be_recorded_cost_no_score() -> None:
+    recorded = {"accuracy": 1.0, "format_ok": 1.0, "7": 2.0, "index": 3.0}
+    assert call("verl_odd", of=prompt("42", extra_info={"index": 3})) == recorded
+    assert call("trl_odd_metric") == {"accuracy": 1.0, "part_format": 1.0}
+    with pytest.raises(ValueError, match="not a number: nan"):
+        call("verl_nan")
+
+
+def test_a_mapping_that_the_data_hold_as_text_is_read() -> None:
+    row = {"extra_info": '{"index": 3}', "reward_model": '{"style": "rule", "ground_truth": "43"}'}
+    assert call("verl_odd", "43", of=prompt("42", **row))["index"] == 3.0
+    assert call("verl_odd", "43", of=prompt("42", **row))["accuracy"] == 1.0
+    assert call("verl_text", of=prompt("42", extra_info="free text")) == {"accuracy": 1.0}
 
 
 def test_a_coroutine_is_awaited_within_a_running_loop() -> None:
