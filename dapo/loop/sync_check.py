@@ -164,6 +164,8 @@ class SyncCheck:
             place, which = divmod(r.key.group, len(self._prompts))
             said = which, r.completion.token_ids.tobytes()
             gap = np.abs(learned[said] - r.completion.logprobs)
+            if r.completion.generated is not None:  # no engine drew the tokens that end a thinking budget
+                gap = gap[r.completion.generated]
             found.setdefault(asked[place], []).append((gap, rows[said]))
         return {
             number: (np.concatenate([gap for gap, _ in parts]), [row for _, row in parts])

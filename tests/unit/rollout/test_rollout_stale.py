@@ -11,6 +11,7 @@ from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.errors import EngineError
 from dapo.loop.sampling.rollouts import Rollouts
+from dapo.loop.sampling.texts import Texts, Thinking
 from dapo.loop.sync_check import SyncCheck
 from dapo.rollout import fused, weights
 from dapo.rollout.embedded import EmbeddedEngine
@@ -129,3 +130,21 @@ def test_weights_that_are_not_finite_are_not_called_old(fresh):
         loaded.model.model.layers[0].self_attn.q_proj.weight.fill_(float("nan"))
     engine.load(learner.publish(1))
     assert check_of(engine, learner)(1) == {}
+
+
+def test_tokens_that_end_a_thinking_budget_are_not_compared(fresh):
+    """No engine drew them: they have a log-probability of 0, and the learner's is many nats away."""
+    thinking = Thinking(
+        "<think>",
+        "</think>",
+        begun=lambda ids: True,
+        first=lambda ids, strings: None,
+        budget=2,
+        forced=np.array([1, 2]),
+    )
+    learner = learner_of(fresh("qwen3"))
+    engine = EmbeddedEngine(fresh("qwen3"), shares_weights=False)
+    texts = Texts(lambda rows: ["a thought"] * len(rows), thinking=thinking)
+    check = SyncCheck(Rollouts(engine, None, texts), learner, PROMPTS, SamplingParams(8), seed=1)
+    engine.load(learner.publish(0))
+    assert check(0)["train/sync_gap_max"] < 1e-4
