@@ -94,7 +94,7 @@ def write(found: list[dict[str, Any]], machine: dict[str, Any], out: Path) -> No
         f"torch {machine['packages']['torch']}; commit {machine['commit']}, {machine['date']}.",
         "",
         "SmolLM2-135M-Instruct, recipe `sums_smollm2`. Right answers to 100 held-out sums, %, one sample each (greedy "
-        "in brackets). Minutes are of the whole run, with loading and evaluations; seed 1 had the machine to itself.",
+        "in brackets). Minutes are of the whole run, with loading and evaluations, and with what else the machine did.",
         "",
         "| seed | "
         + " | ".join(f"step {step}" for step in steps)
