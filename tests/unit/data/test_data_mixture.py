@@ -163,7 +163,11 @@ LEVELS = [{"max_terms": 3}, {"max_terms": 5}]
             {"selection": {"retire": {}}},
             r"selection\.retire.*with levels every prompt",
         ),
-        ({"train": [TASK], "validation": [{**TASK, "seed": 2, "weight": 1.0}]}, {}, "only training sources are mixed"),
+        (
+            {"train": [TASK], "validation": [{**TASK, "seed": 2, "weight": 1.0}]},
+            {},
+            r"data\.validation\.0\.weight.*no such key",
+        ),
         ({"train": [TASK]}, {"selection": {"easy": {"at": 0.9}}}, r"selection\.easy\.share.*missing"),
         (
             {"train": [TASK]},
