@@ -34,8 +34,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def recipe_text(r: Reading, missing: Sequence[str], *, whole: bool) -> str:
     """Return the recipe with a comment on every line that sets something; ``whole``: list what is off, too."""
-    order = {path: n for n, path in enumerate(settings())}
-    keys = sorted((key for key in r.lines if key not in missing), key=lambda key: order[key])
+    keys = [key for key in settings() if key in r.lines and key not in missing]
     lines = [
         *(f"# CAUTION: {_said(caution)}" for caution in r.cautions),
         f"# Made by `dapo import` of {_said(r.source.name)}, a configuration of {r.title} ({r.source.form}).",
