@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +83,30 @@ def test_a_setting_that_was_only_ever_refused_fails_the_command(combinations):
     tried = [("refused", ["a", "b"]), ("equal", ["b", "c"]), ("refused", ["a", "d"]), ("failed", ["d"])]
     assert combinations.always_refused(tried) == ["a"]
     assert combinations.always_refused(tried[1:]) == []  # once may be another's fault
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["equal", "equal"], 0),
+        (["refused", "equal"], 0),
+        (["refused", "refused"], 1),
+        (["equal", "differs"], 1),
+        (["equal", "failed"], 1),
+    ],
+)
+def test_the_command_fails_where_a_run_differs_or_fails_or_a_setting_was_never_tried(
+    combinations, tmp_path, monkeypatch, words, code
+):
+    def ended(_, number, folder, __):
+        folder.mkdir()
+        return words[number - 1], [], ["preset=dapo"]
+
+    monkeypatch.setattr(combinations, "try_one", ended)
+    monkeypatch.setattr(combinations, "Runner", lambda _: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(combinations, "ensure_builtin_model", lambda *_: tmp_path)
+    monkeypatch.setattr("sys.argv", ["combinations", "--work", str(tmp_path), "--count", str(len(words))])
+    assert combinations.main() == code
 
 
 def run_folder(folder, row, weight=1.0):

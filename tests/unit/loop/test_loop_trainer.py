@@ -391,6 +391,22 @@ def test_the_end_of_the_data_ends_the_run_and_the_last_step_is_evaluated_once(tm
     assert not run.recorder.stops
 
 
+@pytest.mark.parametrize("error", [SystemExit(5), KeyboardInterrupt(), ZeroDivisionError("a metric of mine")])
+def test_what_leaves_the_last_evaluation_of_a_run_without_more_data_costs_no_step(error, tmp_path):
+    run = make_run(tmp_path, end=12, steps=9, evaluate_every=2, save_every=0)
+    evaluate = run.method.evaluator.evaluate
+
+    def leaves():
+        if run.trainer.phases.step == 3:  # not due: it is the last one
+            raise error
+        return evaluate()
+
+    run.method.evaluator.evaluate = leaves
+    with pytest.raises(type(error)):
+        run()
+    assert (run.saved, sorted(run.recorder.rows)) == ([3], [0, 1, 2, 3])
+
+
 def test_data_that_end_within_a_batch_stop_the_run_with_everything_saved(tmp_path):
     run = make_run(tmp_path, end=10, steps=9)
     with pytest.raises(SamplingStopped):

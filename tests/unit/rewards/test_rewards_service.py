@@ -215,9 +215,19 @@ class Clock:
 
 
 def test_a_hanging_service_is_an_outage() -> None:
-    with judge(lambda n, path, body, headers: (time.sleep(0.6 if n == 0 else 0), good(body))[1]) as service_:
+    again = threading.Event()
+
+    def behave(number: int, path: str, body: Any, headers: dict[str, str]) -> tuple[int, Any]:
+        if number:
+            again.set()
+        else:
+            again.wait(10)  # without a limit of its own, the first request would be answered then
+        return good(body)
+
+    with judge(behave) as service_:
         (score,) = ask(["abc"], url=service_.url, timeout=0.2)
     assert score.scored
+    assert len(service_.bodies) > 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -29,11 +29,12 @@ def served(answer: Callable[[dict[str, Any], dict[str, str]], tuple[int, bytes]]
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status, data = answer(body, dict(self.headers))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.send_header("Location", "http://elsewhere.invalid/")
-            self.end_headers()
-            self.wfile.write(data)
+            with suppress(OSError):  # a client that went away
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Location", "http://elsewhere.invalid/")
+                self.end_headers()
+                self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -132,6 +133,20 @@ def test_a_service_that_answers_something_else_is_no_verdict(status: int, body: 
 def test_a_service_that_is_not_there_is_refused_at_the_start() -> None:
     with pytest.raises(SandboxError, match="refused"):
         try_sandbox(SandboxSettings(kind="http", url="http://127.0.0.1:9/"))
+
+
+def test_a_service_that_says_nothing_is_waited_for_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dapo.sandbox.service._GRACE", 0.1)
+    over = threading.Event()
+
+    def answer(*_: Any) -> tuple[int, bytes]:
+        over.wait(10)  # a request without a limit would get this answer
+        return 200, b'{"output": "", "errors": "", "exit_code": 0, "seconds": 1}'
+
+    with served(answer) as url:
+        with pytest.raises(SandboxError, match="no answer within"):
+            ServiceSandbox(url).run("print(1)", timeout=0.1)
+        over.set()
 
 
 def test_the_key_is_sent_and_stands_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
