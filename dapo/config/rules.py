@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo.config import check_loss, check_places, checks
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_environment import check_environment
+from dapo.config.check_loss import RULES as OF_THE_LOSS
+from dapo.config.check_places import RULES as OF_PLACES
 from dapo.config.check_programs import check_programs
 from dapo.config.check_sft import check_sft
 from dapo.config.check_slurm import check_slurm
 from dapo.config.check_stopping import check_stopping
+from dapo.config.checks import RULES as OF_ALL_SECTIONS
 from dapo.config.counts import check_gpus
 from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
@@ -24,13 +26,13 @@ from dapo.config.staleness import check_staleness
 from dapo.config.unread import check_unread
 
 _RULES = (
-    *checks.RULES,
-    *check_loss.RULES,
+    *OF_ALL_SECTIONS,
+    *OF_THE_LOSS,
     check_rewards,
     check_programs,
     check_data,
     check_environment,
-    *check_places.RULES,
+    *OF_PLACES,
     check_staleness,
     check_stopping,
     check_slurm,

@@ -46,6 +46,46 @@ from dapo.config.schema.run import (
 )
 from dapo.config.section import FIXED, Hook, Section
 
+__all__ = [
+    "AlgorithmSection",
+    "Checkpoint",
+    "Clip",
+    "Cluster",
+    "Curriculum",
+    "Data",
+    "DataSource",
+    "DynamicSampling",
+    "EarlyStop",
+    "Embedded",
+    "EntropyControlSection",
+    "EnvironmentSection",
+    "Launch",
+    "LearnerSection",
+    "Logging",
+    "Lora",
+    "Model",
+    "OverlongPunishment",
+    "Recipe",
+    "ReferenceSection",
+    "Reward",
+    "RewardScaling",
+    "Rollout",
+    "RunSection",
+    "SandboxSection",
+    "Selection",
+    "Server",
+    "Sft",
+    "SftSource",
+    "Shot",
+    "Slurm",
+    "ThinkingSection",
+    "TrackerSettings",
+    "TrainSource",
+    "TrainerSection",
+    "Validation",
+    "Vllm",
+]
+
 
 class Recipe(Section):
     preset: Annotated[
