@@ -166,7 +166,7 @@ def test_other_sampling_is_refused_or_ignored_as_the_recipe_says(mailbox, ignore
     assert done.completion.scores == {"accuracy": answered}
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", 5), ("top_k", True), ("logprobs", True), ("min_p", 0.1)])
+@pytest.mark.parametrize(("name", "value"), [("seed", 5), ("temperature", True), ("logprobs", True), ("min_p", 0.1)])
 def test_a_refusal_names_the_parameter_and_what_is_ignored_is_said_once(name, value, capsys):
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], name: value}).encode()
     with pytest.raises(BadRequest, match=f"`{name}: "):
