@@ -98,6 +98,33 @@ def test_a_judge_that_is_not_there_is_refused_without_waiting_for_its_outage(tmp
     assert str(port) in said
 
 
+def test_a_judge_that_is_out_of_order_is_asked_each_question_once(tmp_path: Path) -> None:
+    """A run asks again until the outage limit; a check has nothing to wait for."""
+    asked: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        reward = {"kind": "service", "url": f"http://127.0.0.1:{server.server_port}", "outage_limit": 20, "retries": 9}
+        trial = tried(tmp_path, [{"problem": "1+1", "answer": "2"}], answer="answer", rewards=[reward])
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "503" in "".join(trial.refusals)
+    assert asked
+    assert len(asked) == len(set(asked))
+
+
 def test_a_judge_that_says_nothing_is_a_doubt_without_waiting_for_its_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
