@@ -45,21 +45,21 @@ algorithm: {{overlong_filtering: false, overlong_punishment: {{cache_length: 4}}
 learner: {{learning_rate: 1.0e-5, minibatch_prompts: 1, warmup: 0, microbatch_tokens: 1024}}
 validation: {{samples: 1, every: 0}}
 trainer: {{steps: 3}}
-checkpoint: {{every: 1, keep: 9}}
+checkpoint: {{every: 1, keep: 2}}
 logging: {{console: plain}}
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, model):
-    folder = tmp_path_factory.mktemp("real")
+@pytest.fixture
+def folder(tmp_path, model):
+    """Return a folder with a recipe; it goes with its test, since a checkpoint takes 1.8 GB."""
     for name, first in (("train", 3), ("held", 30)):
         problems = [
             {"problem": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(first, first + 8) for b in (6, 9)
         ]
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, problems)))
-    (folder / "recipe.yaml").write_text(RECIPE.format(folder=folder, model=model))
-    return folder
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, problems)))
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=tmp_path, model=model))
+    return tmp_path
 
 
 def chat(tokenizer, text):
