@@ -15,12 +15,13 @@ from rich.text import Text
 
 from dapo.cli.run_data import RunData, load_run, recent_shares
 from dapo.errors import CheckpointError
+from dapo.observe.evaluations import read_held_out
 from dapo.observe.metrics import Row, series
 from dapo.observe.prompts import History, Standing
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, number, percent, shorten, sparkline
 from dapo.observe.view import ACCENT, BAD, GOOD, QUIET
-from dapo.observe.why import why
+from dapo.observe.why import LATER, heartbeat, start_said, why
 from dapo.types.batch import BoolArray, IntArray
 from dapo.types.enums import Verdict
 from dapo.types.evidence import HEALTHY
@@ -302,11 +303,13 @@ def _account(data: RunData) -> Iterator[RenderableType]:
     yield from _section("Where the generated tokens went")
     rows = data.rows
     spent, total = _spent(data)
-    if rows and not data.totals and not any(key.startswith("total/") for key in rows[-1]):
+    if data.last_step and not data.totals and not any(key.startswith("total/") for key in rows[-1]):
         yield _say("Not known: these steps were recorded by a version that kept no account.", "yellow")
         return
     if not total:
-        yield _say("No token was generated yet.", "yellow")
+        so_far = data.filling.generated_tokens if data.filling is not None else 0
+        said = f"{so_far:,} tokens so far: their account is made when the step is done." if so_far else ""
+        yield _say(said or "No token was generated yet.", "yellow")
         return
     table = _table("", "tokens", "share", "seconds")
     for name, tokens in spent.items():
@@ -352,10 +355,20 @@ def _acceptance(data: RunData) -> Iterator[RenderableType]:
         names = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_few_scored")
         said = [f"{percent(getattr(shares, n))} {n.replace('_', ' ')}" for n in names if getattr(shares, n)]
         yield _say(f"{shares.judged:,} groups judged {when}: {', '.join(said)}.")
+    if data.filling is not None:
+        yield _say(f"{heartbeat(data.filling)}.", "yellow" if data.filling.starves else "")
+    if foretold := _foretold(data):
+        yield _say(foretold, "yellow")
     if mode != "filter" and shares.kept >= HEALTHY:  # these do not refill to P
         yield _say(f"Mode {mode}: {_MODES[mode]}.")
         return
-    yield _say(why(shares, clean(str(data.folder.rollouts), newlines=False)))
+    yield _say(why(shares, LATER if data.filling is not None else clean(str(data.folder.rollouts), newlines=False)))
+
+
+def _foretold(data: RunData) -> str:
+    """Return what the evaluation before training says of a first step that is not done."""
+    held_out = None if data.last_step else read_held_out(data.folder.evaluation_file(0))
+    return start_said(held_out, data.recipe) if held_out is not None and data.recipe is not None else ""
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -8,11 +8,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dapo.errors import DataError, RecipeError
+
+if TYPE_CHECKING:
+    from dapo.config.schema import Recipe
+    from dapo.observe.run_folder import RunFolder
 
 CORRECT = 1.0
 """Accuracy from which a response counts as correct."""
@@ -125,7 +129,7 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
     steps = {int(file.stem.rpartition("_")[2]): file for file in sorted(folder.rollouts.glob("step_*.parquet"))}
     files = [f for n, f in steps.items() if (first is None or n >= first) and (last is None or n <= last)]
     if not files:
-        there = f"there are steps {min(steps)} to {max(steps)}" if steps else "logging.rollouts was none, perhaps"
+        there = f"there are steps {min(steps)} to {max(steps)}" if steps else _none_yet(folder, recipe)
         raise DataError(f"{run} holds no recorded responses of these steps; {there}")
     chosen = Chosen()
     for file in files:
@@ -145,6 +149,21 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
                 known.pop(row["response"], None)  # equal ones count as the newest
                 known[row["response"]] = line | extra
     return chosen
+
+
+def _none_yet(folder: RunFolder, recipe: Recipe) -> str:
+    """Return why a run has no rollouts at all."""
+    from dapo.observe.status import read_filling, read_status
+    from dapo.observe.why import filling_line
+
+    if recipe.logging.rollouts == "none":
+        return "logging.rollouts is none"
+    status = read_status(folder.status)
+    if status is None or status.step:
+        return "rollouts/ is empty"
+    filling = read_filling(status.filling)
+    told = "" if filling is None else f" {filling_line(filling)}"
+    return f"they are written when a step ends, and its first step is not done.{told}"
 
 
 def _line(problem: str, row: dict[str, Any], data: Any, form: Format) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,14 @@ from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
 from dapo.errors import CheckpointError, DataError, RecipeError
 from dapo.observe.files import open_regular, read_regular
-from dapo.observe.metrics import Row, read_metrics, series
+from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.prompts import History, Standing, read_prompts
 from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.shares import settings_of, shares_of
+from dapo.observe.status import read_filling, read_status
 from dapo.types.enums import FinishReason, Verdict
-from dapo.types.evidence import Shares, hopeless_of
+from dapo.types.evidence import CollectProgress, Shares, hopeless_of
 
 MOST_STATE = 2**32
 """Bytes of a checkpoint's state: 100,000 unfinished responses of 10,000 tokens."""
@@ -45,7 +46,13 @@ class RunData:
     totals: dict[str, float] = field(default_factory=dict)  # counts up to that checkpoint, a step that stopped included
     problems: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # id -> problem, answer, source
     sources: Counter[str] = field(default_factory=Counter)  # prompts of each
+    filling: CollectProgress | None = None  # of a step that is not done: the first one, or one that starves
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> int:
+        """Step of the last row; 0 if there is none."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
 
 
 def load_run(folder: RunFolder, step: int | None = None) -> RunData:
@@ -59,6 +66,10 @@ def load_run(folder: RunFolder, step: int | None = None) -> RunData:
     except (ValidationError, RecipeError, OSError, RecursionError, ValueError, TypeError):
         data.notes.append(f"{folder.resolved_recipe.name} is of another version: its settings are not known here.")
     _load_history(data, step)
+    status = read_status(folder.status) if step is None else None
+    filling = read_filling(status.filling) if status is not None else None
+    if filling is not None and filling.step > data.last_step and (filling.starves or not data.last_step):
+        data.filling = filling
     try:
         table = read_prompts(folder.prompts)
         columns = (table[name].to_pylist() for name in ("id", "problem", "answer", "source"))
@@ -137,43 +148,25 @@ def _check_size(folder: Path) -> None:
 
 
 def recent_shares(data: RunData) -> tuple[Shares, str]:
-    """Return the shares of recently judged groups, and when that was: the step that could not be filled, else the last
-    steps."""
+    """Return the shares of recently judged groups, and when that was: a step that could not be filled, or one that is
+    not done, else the last steps."""
     known = _known(data)
     stopped = _stopped_file(data)
     if stopped is not None:
         return _shares_of_file(data, stopped, known), "in the step that could not be filled"
+    if data.filling is not None:
+        return replace(data.filling.shares, **known), f"in step {data.filling.step}, which is not done"
     rows = [row for row in data.rows if row.get("groups/finished")][-RECENT_STEPS:]
-    judged = int(_total(rows, "groups/finished"))
-    responses = max(1.0, _total(rows, "sampling/responses"))
-    truncated = sum((r.get("response/truncated_share") or 0) * (r.get("sampling/responses") or 0) for r in rows)
-    prefix = "reward/unscored/"
-    reasons = sorted({key for row in rows for key in row if key.startswith(prefix)})
     epochs = data.recipe.data.epochs if data.recipe else None
-    by_verdict: dict[str, Any] = {v.value: _total(rows, f"groups/{v}") / max(1, judged) for v in Verdict}
-    shares = Shares(
-        **by_verdict,
-        judged=judged,
-        truncated=truncated / responses,
-        unscored={key.removeprefix(prefix): int(_total(rows, key)) for key in reasons},
-        dispatched=int(_total(rows, "groups/dispatched")),
-        generated_tokens=int(_total(rows, "sampling/generated_tokens")),
-        data_ended=bool(epochs and rows and rows[-1].get("sampling/cap_reached") and data.passes >= epochs),
-        **known,
-    )
+    ended = bool(epochs and rows and rows[-1].get("sampling/cap_reached") and data.passes >= epochs)
+    shares = shares_of(rows, data.recipe, data_ended=ended, **known)
     return shares, f"in the last {len(rows)} steps" if len(rows) > 1 else "in the last step"
 
 
 def _known(data: RunData) -> dict[str, Any]:
     """Return facts from recipe and history, whichever groups were judged."""
-    known: dict[str, Any] = {}
-    retire = None
-    if data.recipe is not None:
-        algorithm, rollout = data.recipe.algorithm, data.recipe.rollout
-        retire, votes = algorithm.dynamic_sampling.selection.retire, algorithm.truncated_vote
-        known["correct_at"] = algorithm.dynamic_sampling.correct_at
-        known["prompts_per_step"], known["group_size"] = rollout.prompts_per_step, rollout.group_size
-        known["truncated_vote"] = not algorithm.overlong_filtering if votes is None else votes
+    known = settings_of(data.recipe)
+    retire = data.recipe.algorithm.dynamic_sampling.selection.retire if data.recipe else None
     if (history := data.history) is not None:
         before = history.responses - history.last_responses
         chosen = history.standing(Standing.HOPELESS) & (before > 0)
@@ -187,9 +180,8 @@ def _known(data: RunData) -> dict[str, Any]:
 
 def _stopped_file(data: RunData) -> Path | None:
     """Rollouts of the step that stopped the run, unless it went on since."""
-    last = int(data.rows[-1]["step"]) if data.rows else 0
     files = data.folder.stopped_files()
-    return files[max(files)] if files and max(files) > last else None
+    return files[max(files)] if files and max(files) > data.last_step else None
 
 
 def _shares_of_file(data: RunData, path: Path, known: dict[str, Any]) -> Shares:
@@ -214,7 +206,3 @@ def _shares_of_file(data: RunData, path: Path, known: dict[str, Any]) -> Shares:
         data_ended=ended,
         **known,
     )
-
-
-def _total(rows: Sequence[Row], key: str) -> float:
-    return float(sum(series(rows, key)[1]))

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from dapo.links import addressed
 from dapo.observe import supervised
+from dapo.observe.held_out import HeldOut
 from dapo.observe.lines import sample_lines, step_line, validation_lines
 from dapo.observe.sentences import broken_off_said
 from dapo.observe.text import clean, duration
@@ -38,7 +39,7 @@ Mode = Literal["auto", "live", "plain", "quiet"]
 Advance = Callable[[int], None]
 
 SLOW = 4
-"""A batch takes long when this many times the wanted groups were judged; it is reported again at each doubling."""
+"""A batch takes long when this many times the wanted groups were judged."""
 QUIET_STEPS = 10
 """Steps after which the same level of slowness is reported again."""
 HEARTBEAT = 60.0
@@ -175,14 +176,15 @@ class Console:
     def filling(self, progress: CollectProgress) -> None:
         """Show progress after a judged group of the batch. Called for every group: cheap when nothing is due.
 
-        The live view shows how far the batch is. A batch that takes long is reported with its likely cause,
-        unless the mode is ``quiet``; plain mode says once a minute that it is still at work.
+        The live view shows how far the batch is. A batch that starves or takes long is reported with its likely cause,
+        unless the mode is ``quiet``, and again at each doubling; plain mode says once a minute that it is still at
+        work.
         """
         if self.mode == "quiet" or self._run is None:
             return
         self._run.filling = progress
-        slow = progress.judged // (SLOW * max(1, progress.wanted))
-        if slow and progress.kept < progress.wanted and self._is_news(slow.bit_length() - 1, progress.step):
+        level = (progress.judged // (SLOW * max(1, progress.wanted))).bit_length() + progress.starves
+        if level and progress.kept < progress.wanted and self._is_news(level, progress.step):
             # the cause once a step: further on in it, it is the same
             again, self._cause_told = self._cause_told == progress.step, progress.step
             self._say_where(filling_line(progress, cause=not again), "yellow")
@@ -226,15 +228,22 @@ class Console:
                 if self._run is None:  # opened for the bar alone
                     self._close_live()
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], reasons: Mapping[str, str] | None = None) -> None:
+    def evaluation(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        reasons: Mapping[str, str] | None = None,
+        held_out: HeldOut | None = None,
+    ) -> None:
         """Show a finished evaluation.
 
         Args:
             step: of training.
             metrics: with the keys of ``validation/``.
             reasons: by set, why most of its unscored responses are.
+            held_out: its problems, for a comparison with another evaluation.
         """
-        self._started().add_validation(step, metrics)
+        self._started().add_validation(step, metrics, held_out)
         for line in validation_lines(step, metrics, self._width, reasons):
             self._tell(line)
 

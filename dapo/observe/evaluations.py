@@ -6,15 +6,19 @@ those of all would be gigabytes in a long run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dapo.errors import DataError
+from dapo.observe.held_out import HeldOut, Problem, Solved
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, named_values, texts, write_table_file
+from dapo.types.enums import FinishReason
 from dapo.types.evaluation import Evaluated
 
 _NAMES = pa.dictionary(pa.int32(), pa.string())
@@ -38,6 +42,8 @@ SCHEMA = pa.schema(
 )
 
 _ROWS_AT_ONCE = 8192
+_CONTENT = ["set", "prompt_id", "answer", "problem"]
+_COUNTED = [*_CONTENT, "sample", "accuracy", "read", "finish"]
 
 
 def evaluation_table(step: int, responses: Sequence[Evaluated]) -> pa.Table:
@@ -73,13 +79,53 @@ def write_evaluation(path: Path, step: int, responses: Sequence[Evaluated], writ
     write(path, SCHEMA, tables())
 
 
-def read_evaluation(path: Path) -> pa.Table:
-    """Return the responses of one evaluation.
+def read_evaluation(path: Path, columns: Sequence[str] | None = None, within: Path | None = None) -> pa.Table:
+    """Return the responses of one evaluation: some columns, or all (None); ``within``: see ``open_regular``.
 
     Raises:
         DataError: the file cannot be read.
     """
     try:
-        return read_parquet(path)
+        return read_parquet(path, columns, within)
     except (pa.ArrowException, OSError, DataError) as error:
         raise DataError(f"{path} cannot be read as an evaluation: {error}") from None
+
+
+def held_out_of(responses: Sequence[Evaluated]) -> HeldOut:
+    """Count the responses of an evaluation that was made just now."""
+    return _counted(evaluation_table(0, responses))
+
+
+def read_held_out(path: Path, within: Path | None = None) -> HeldOut | None:
+    """Count the responses of an evaluation's file; None where there is none, or one that no run wrote.
+
+    ``within``: see ``open_regular``.
+    """
+    try:
+        return _counted(read_evaluation(path, _COUNTED, within))
+    except (DataError, KeyError, pa.ArrowException):
+        return None
+
+
+def _counted(table: pa.Table) -> HeldOut:
+    """Raise KeyError or ArrowException for a table that no evaluation wrote."""
+    fields = [SCHEMA.field(name) for name in _COUNTED]
+    plain = [pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in fields]
+    table = table.select(_COUNTED).cast(pa.schema(plain))
+    table = table.filter(pc.greater_equal(table["sample"], 0))
+    accuracy = pc.if_else(pc.is_finite(table["accuracy"]), table["accuracy"], None)  # null where it is unknown
+    known = table.select(_CONTENT).append_column("accuracy", accuracy)
+    known = known.append_column("right", pc.greater_equal(accuracy, 1.0))
+    sums = known.group_by(_CONTENT, use_threads=False).aggregate(
+        [("accuracy", "mean"), ("accuracy", "count"), ("right", "sum")]
+    )
+    problems: dict[Problem, Solved] = {}
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for row in sums.sort_by("problem").to_pylist():
+        same = (row["set"], row["prompt_id"], row["answer"])
+        if row["accuracy_count"]:
+            solved = Solved(row["problem"], row["accuracy_mean"], row["accuracy_count"], row["right_sum"])
+            problems[Problem(*same, seen[same])] = solved
+        seen[same] += 1
+    truncated = pc.sum(pc.equal(table["finish"], FinishReason.LENGTH.value)).as_py() or 0
+    return HeldOut(problems, len(table), truncated, len(table) - table["read"].null_count)

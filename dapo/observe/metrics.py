@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,36 +79,6 @@ def series(rows: Iterable[Row], key: str) -> tuple[list[int], list[float]]:
     """Return steps and values of one metric, where it was measured."""
     found = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
     return [step for step, _ in found], [value for _, value in found]
-
-
-@dataclass(frozen=True, slots=True)
-class AccuracyPoint:
-    """A held-out accuracy and its 95 % interval (None where it was not recorded)."""
-
-    step: int
-    accuracy: float
-    interval: tuple[float, float] | None = None
-
-    @property
-    def half(self) -> float:
-        """Half of the interval."""
-        return max(0.0, self.interval[1] - self.interval[0]) / 2 if self.interval else 0.0
-
-
-def accuracy_of(row: Mapping[str, float | None]) -> AccuracyPoint | None:
-    """Return the held-out accuracy of a row; None where it has none."""
-    accuracy = row.get(_EVALUATED)
-    if accuracy is None:
-        return None
-    low, high = row.get(f"{_EVALUATED}_low"), row.get(f"{_EVALUATED}_high")
-    interval = None if low is None or high is None else (float(low), float(high))
-    return AccuracyPoint(int(row.get("step") or 0), float(accuracy), interval)
-
-
-def half_of_difference(a: AccuracyPoint, b: AccuracyPoint) -> float:
-    """Half of the 95 % interval of the difference of two evaluations, taken as independent (the same problems are
-    asked, so the true one is smaller)."""
-    return math.hypot(a.half, b.half)
 
 
 def shown(key: str, value: float | None) -> str:

@@ -91,9 +91,9 @@ def open_parquet(path: Path, within: Path | None = None) -> Iterator[ParquetSour
         yield ParquetSource(file, (stat.st_mtime_ns, stat.st_size))
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+def read_parquet(path: Path, columns: Sequence[str] | None = None, within: Path | None = None) -> pa.Table:
     """Read a whole file, or some of its columns; raises as ``open_parquet`` and ``ParquetSource.read`` do."""
-    with open_parquet(path) as source:
+    with open_parquet(path, within) as source:
         return source.read(columns)
 
 

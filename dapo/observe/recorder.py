@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dapo.config.schema import Logging
+from dapo.config.schema import Recipe
 from dapo.metrics.glossary import START
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
-from dapo.observe.evaluations import write_evaluation
+from dapo.observe.evaluations import held_out_of, write_evaluation
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.processes import write_processes
 from dapo.observe.rollouts import select_groups, write_rollouts
@@ -22,7 +22,7 @@ from dapo.observe.spans import SpanLog
 from dapo.observe.status import StatusWriter
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
-from dapo.observe.why import evaluating_line, heartbeat, stillness_line
+from dapo.observe.why import evaluating_line, heartbeat, start_said, stillness_line
 from dapo.types.batch import Group, Metrics, TokenTrace
 from dapo.types.evaluation import Evaluated, EvaluationProgress, EvaluationResult
 from dapo.types.evidence import (
@@ -49,7 +49,7 @@ class RunRecorder:
         folder: RunFolder,
         console: Console,
         callbacks: Callbacks | None,
-        settings: Logging,
+        recipe: Recipe,
         pieces: Pieces | None = None,
         status: StatusWriter | None = None,
     ) -> None:
@@ -57,7 +57,7 @@ class RunRecorder:
 
         Without ``callbacks`` no file is opened before ``open``: a resume reads its checkpoint first.
         """
-        self.folder, self.console, self.settings = folder, console, settings
+        self.folder, self.console, self.recipe, self.settings = folder, console, recipe, recipe.logging
         self.pieces, self.status = pieces, status
         self.tables = TableWriter()
         self.callbacks: Callbacks
@@ -79,7 +79,7 @@ class RunRecorder:
         """Show progress after a judged group of a batch. Called for every group, so it does next to nothing."""
         self.console.filling(progress)
         if self.status is not None:
-            self.status.doing(heartbeat(progress))
+            self.status.doing(heartbeat(progress), progress)
 
     def evaluating(self, progress: EvaluationProgress) -> None:
         """Show progress after a response of an evaluation ended or was scored."""
@@ -132,7 +132,10 @@ class RunRecorder:
     def evaluation(self, step: int, result: EvaluationResult) -> None:
         write_evaluation(self.folder.evaluation_file(step), step, result.responses, self.tables.write)
         write_samples(self.folder.samples, [_sample(step, r) for r in result.responses if r.problem < SAMPLED_PROBLEMS])
-        self.console.evaluation(step, result.metrics, result.reasons)
+        held_out = held_out_of(result.responses)
+        self.console.evaluation(step, result.metrics, result.reasons, held_out)
+        if step == 0 and (said := start_said(held_out, self.recipe)):
+            self.console.warn(f"step 0: {said}")
         self.callbacks.evaluation(step, result)
 
     def saved(self, step: int, folder: Path) -> None:

@@ -50,10 +50,11 @@ def read_samples(path: Path) -> list[Sample]:
         raise DataError(f"{path} holds a line that is no sample: {error}") from None
 
 
-def before_and_after(samples: Sequence[Sample], count: int = 3) -> list[tuple[Sample, Sample]]:
-    """Responses of the first and the last step to the same problems, those that changed from wrong to right first.
+def before_and_after(samples: Sequence[Sample], count: int = 3, *, lost: bool = False) -> list[tuple[Sample, Sample]]:
+    """Responses of the first and the last step to the same problems, those that gained most first.
 
-    Each problem once: of its sampled and greedy responses the pair that gained most.
+    Each problem once: of its sampled and greedy responses the pair that gained most. With ``lost`` those that lost
+    most, and only those that did.
     """
     if not samples or samples[0].step == samples[-1].step:
         return []
@@ -62,9 +63,9 @@ def before_and_after(samples: Sequence[Sample], count: int = 3) -> list[tuple[Sa
     after = {(s.set, s.prompt_id, s.greedy): s for s in reversed(samples) if s.step == last}
     pairs = [(before[key], after[key]) for key in reversed(before) if key in after]
     best: dict[tuple[str, str], tuple[Sample, Sample]] = {}
-    for pair in sorted(pairs, key=lambda pair: -gain(*pair)):
+    for pair in sorted(pairs, key=lambda pair: gain(*pair) if lost else -gain(*pair)):
         best.setdefault((pair[0].set, pair[0].prompt_id), pair)
-    return list(best.values())[:count]
+    return [pair for pair in best.values() if not lost or gain(*pair) < 0][:count]
 
 
 def gain(before: Sample, after: Sample) -> float:

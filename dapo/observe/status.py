@@ -24,7 +24,7 @@ from dapo.errors import DapoError, NothingScored, SamplingStopped, WithEvidence
 from dapo.observe.files import read_regular
 from dapo.observe.jsonl import write_atomically
 from dapo.observe.text import shorten, utf8
-from dapo.types.evidence import Evidence
+from dapo.types.evidence import CollectProgress, Evidence
 
 State = Literal["running", "finished", "interrupted", "unfilled", "failed"]
 """``interrupted``: stopped, and saved. ``unfilled``: the batch could not be filled. ``failed``: any other error."""
@@ -35,6 +35,7 @@ _LONGEST = 4000  # characters of an error's message
 _LONGEST_TEXT, _MOST_ENTRIES = 200, 40  # of a text of the evidence, and of its lists
 _MOST_BYTES = 192 * 1024  # that are read: each character takes twelve at most
 _NOT_SAVED = ", before the first checkpoint; a resume starts from the beginning"
+_FILLING = TypeAdapter(CollectProgress)
 _EVIDENCE: TypeAdapter[Evidence] = TypeAdapter(Annotated[Evidence, Field(discriminator="kind")])
 
 
@@ -53,6 +54,7 @@ class RunStatus:
     doing: str = ""  # within a step or an evaluation that goes on: how far it is
     folder: str = ""  # where the run lived when it said so; it may have been moved since
     evidence: Mapping[str, Any] | None = None  # why it ended, as data: see ``read_evidence``
+    filling: Mapping[str, Any] | None = None  # of a step that is not done, its batch as data: see ``read_filling``
 
 
 class StatusWriter:
@@ -72,6 +74,7 @@ class StatusWriter:
         """
         self._path, self._clock, self._lock = path, clock, threading.RLock()
         self._doing = self._still = ""
+        self._filling: CollectProgress | None = None
         earlier, now = read_status(path), clock()
         started = now if earlier is None else earlier.started
         host, folder = os.uname().nodename, utf8(str(path.parent))
@@ -85,14 +88,15 @@ class StatusWriter:
     def step(self, step: int) -> None:
         """Record a training step. Writes at once: the caller of the steps may hold the run for long now."""
         with self._lock:
-            self._doing = self._still = ""
+            self._doing, self._still, self._filling = "", "", None
             self.status = replace(self.status, step=step)
             self._update()
 
-    def doing(self, what: str) -> None:
-        """Note in a few words how far a long step or evaluation is. Written at most every ``PATIENCE`` seconds."""
+    def doing(self, what: str, filling: CollectProgress | None = None) -> None:
+        """Note in a few words how far a long step or evaluation is, and the facts of a batch that fills. Written at
+        most every ``PATIENCE`` seconds."""
         with self._lock:
-            self._doing = what
+            self._doing, self._filling = what, filling or self._filling
             # A clock that was set back does not silence it.
             if not self.status.updated <= self._clock() < self.status.updated + PATIENCE:
                 self._update()
@@ -105,21 +109,27 @@ class StatusWriter:
 
     def _update(self) -> None:
         doing = "; ".join(said for said in (self._doing, self._still) if said)
-        self.status = replace(self.status, doing=doing, updated=self._clock())
+        self.status = replace(self.status, doing=doing, updated=self._clock(), filling=self._filling_data())
         self._write()
+
+    def _filling_data(self) -> Mapping[str, Any] | None:
+        return None if self._filling is None else _bounded(asdict(self._filling))
 
     def end(self, state: State, said: str = "", evidence: Evidence | None = None) -> None:
         """Record the end of the run: ``said`` is the sentence for people, ``evidence`` the facts for programs."""
         said = shorten(utf8(said), _LONGEST)
         data = None if evidence is None else _bounded(asdict(evidence))
-        self.status = replace(self.status, state=state, said=said, doing="", updated=self._clock(), evidence=data)
+        now, filling = self._clock(), self._filling_data()
+        self.status = replace(
+            self.status, state=state, said=said, doing="", updated=now, evidence=data, filling=filling
+        )
         if not self._write():
             # On a full disk there is no room for a second file, but the first one's can be used again. A reader that
             # comes in the very middle finds no status for once.
             with suppress(OSError), self._path.open("r+b") as file:
                 file.write(
                     json.dumps(
-                        asdict(replace(self.status, said=shorten(self.status.said, 200), evidence=None))
+                        asdict(replace(self.status, said=shorten(self.status.said, 200), evidence=None, filling=None))
                     ).encode()
                 )
                 file.truncate()
@@ -184,10 +194,22 @@ def _sane(data: object) -> bool:
     return not isinstance(data, int | float) or abs(data) < 2**63  # false for nan as well
 
 
+def _dict_of(record: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+    return found if isinstance(found := record.get(key), dict) else None
+
+
 def read_evidence(data: object) -> Evidence | None:
     """``RunStatus.evidence`` as what it was when it was written; None for anything else. Its texts are untrusted."""
     try:
         return _EVIDENCE.validate_python(data) if _sane(data) else None
+    except ValidationError:
+        return None
+
+
+def read_filling(data: object) -> CollectProgress | None:
+    """``RunStatus.filling`` as what it was when it was written, likewise."""
+    try:
+        return _FILLING.validate_python(data) if _sane(data) else None
     except ValidationError:
         return None
 
@@ -210,7 +232,8 @@ def read_status(path: Path, within: Path | None = None) -> RunStatus | None:
             updated=float(record["updated"]),
             doing=str(record.get("doing", "")),
             folder=str(record.get("folder", "")),
-            evidence=found if isinstance(found := record.get("evidence"), dict) else None,
+            evidence=_dict_of(record, "evidence"),
+            filling=_dict_of(record, "filling"),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

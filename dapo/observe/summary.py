@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -13,8 +13,10 @@ from rich.text import Text
 from dapo.observe import supervised
 from dapo.observe.console import Console
 from dapo.observe.curve import terminal_curve, terminal_losses, values_in_words
+from dapo.observe.evaluations import read_held_out
 from dapo.observe.extra import INSTALL, PICTURES, PLOTS, missing
-from dapo.observe.metrics import Row, accuracy_of, half_of_difference, read_metrics
+from dapo.observe.held_out import HeldOut, accuracy_of, chance_between
+from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.pictures import write_curve
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, gain, read_samples
@@ -48,7 +50,7 @@ def print_summary(
     except Exception as error:
         logging.getLogger(__name__).warning("the curve could not be drawn: %s: %s", type(error).__name__, error)
     width = min(console.rich.width, 100)
-    console.print(summary(rows, samples, width, seconds))
+    console.print(summary(rows, samples, width, seconds, lambda step: read_held_out(run.evaluation_file(step))))
     console.print(paths(run), soft_wrap=True)
     if absent:
         said = (
@@ -59,8 +61,14 @@ def print_summary(
         console.print(Text.assemble("next: ", (next_command, "bold cyan")), soft_wrap=True)
 
 
-def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds: float | None = None) -> RenderableType:
-    """Outcome, curve and answers as one renderable."""
+def summary(
+    rows: Sequence[Row],
+    samples: Sequence[Sample],
+    width: int,
+    seconds: float | None = None,
+    problems: Callable[[int], HeldOut | None] = lambda step: None,
+) -> RenderableType:
+    """Outcome, curve and answers as one renderable; ``problems`` returns those of a step's evaluation."""
     if supervised.is_supervised(rows):
         try:
             drawn = terminal_losses(rows, width - 4, _HEIGHT)
@@ -74,7 +82,7 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
         )
         steps = Text(counted(rows[-1]["step"], "training step"))
         return Group(Text(), steps, Text(), supervised.loss_table(rows), Text(), *plot, Text())
-    parts: list[RenderableType] = [Text(), outcome(rows, seconds), Text()]
+    parts: list[RenderableType] = [Text(), outcome(rows, seconds, problems), Text()]
     try:
         curve = terminal_curve(rows, width - 4, _HEIGHT)
     except (ImportError, OSError):  # plotext has a compiled part, which some platforms lack
@@ -87,13 +95,17 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
         which = ", those that gained most" if gain(*pairs[0]) > 0 else "; none went from wrong to right"
         parts += [Text(f"answers to held-out problems before and after{which}", style=_QUIET), Text()]
     parts += [_pair(*pair) for pair in pairs]
+    if lost := [pair for pair in before_and_after(samples, lost=True) if pair not in pairs]:
+        parts += [Text("and those that lost most", style=_QUIET), Text(), *(_pair(*pair) for pair in lost)]
     return Group(*parts)
 
 
-def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType:
+def outcome(
+    rows: Sequence[Row], seconds: float | None = None, problems: Callable[[int], HeldOut | None] = lambda step: None
+) -> RenderableType:
     """Numbers of the first and of the last evaluation side by side."""
     evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
-    points = [point for point in map(accuracy_of, evaluated) if point is not None]
+    points = [point for row in evaluated if (point := accuracy_of(row, problems)) is not None]
     if not evaluated:
         tried = sum(bool(row.get("validation/unscored")) for row in rows)
         said = (
@@ -105,7 +117,7 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
         return Text(said, style="yellow")
     first, last = evaluated[0], evaluated[-1]
     before, after = points[0], points[-1]
-    change, noise = after.accuracy - before.accuracy, half_of_difference(before, after)
+    change, noise = after.accuracy - before.accuracy, chance_between(before, after)
     table = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET)
     table.add_column("held-out")
     for row in (first, last) if last is not first else (first,):

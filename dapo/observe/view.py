@@ -16,7 +16,8 @@ from rich.text import Text
 
 from dapo.metrics.printed import SUPERVISED_VIEW, VIEW
 from dapo.observe import supervised
-from dapo.observe.metrics import accuracy_of, half_of_difference, shown
+from dapo.observe.held_out import AccuracyPoint, HeldOut, accuracy_of, chance_between
+from dapo.observe.metrics import shown
 from dapo.observe.text import clean, duration, interval, number, percent, sparkline
 from dapo.types.evidence import CollectProgress
 
@@ -47,7 +48,8 @@ class RunState:
     first_validation: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, float] = field(default_factory=dict)
     validation_step: int = 0
-    best_validation: Mapping[str, float] = field(default_factory=dict)
+    best: AccuracyPoint | None = None  # of the evaluations
+    last: AccuracyPoint | None = None
     filling: CollectProgress | None = None  # the last one of the run
     clips_tokens: bool = True  # the loss clips token by token; False for GSPO, CISPO and a loss of one's own
     ended: str = ""  # how it ended where that was not well, in a few words
@@ -64,13 +66,14 @@ class RunState:
         """The few numbers that matter: title and key."""
         return SUPERVISED_VIEW if supervised.MARK in self.metrics else VIEW
 
-    def add_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+    def add_validation(self, step: int, metrics: Mapping[str, float], held_out: HeldOut | None = None) -> None:
         self.validation, self.validation_step = dict(metrics), step
         self.first_validation = self.first_validation or self.validation
-        if "validation/accuracy" in metrics:
-            if metrics["validation/accuracy"] >= self.best_validation.get("validation/accuracy", -math.inf):
-                self.best_validation = self.validation
-            self.history.setdefault("validation/accuracy", []).append(metrics["validation/accuracy"])
+        self.last = accuracy_of({"step": step, **metrics}, lambda step: held_out)
+        if self.last is not None:
+            if self.best is None or self.last.accuracy >= self.best.accuracy:
+                self.best = self.last
+            self.history.setdefault("validation/accuracy", []).append(self.last.accuracy)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -116,8 +119,8 @@ def dashboard(state: RunState, width: int, now: float) -> RenderableType:
 def hint_lines(state: RunState) -> list[str]:
     """Return hints from the last numbers alone; the report's rules look closer."""
     lines = []
-    best, last = accuracy_of(state.best_validation), accuracy_of(state.validation)
-    if best and last and best.accuracy - last.accuracy > half_of_difference(best, last):
+    best, last = state.best, state.last
+    if best and last and best.accuracy - last.accuracy > chance_between(best, last):
         lines.append(f"held-out accuracy was {percent(best.accuracy)} before, and fell")
     first, now = _ends(state.history.get("train/entropy", ()))
     if first is not None and now is not None and now < COLLAPSED * first:

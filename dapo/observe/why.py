@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import time
 
+from dapo.config.mixed import correct_decides
+from dapo.config.schema import Recipe
 from dapo.metrics.glossary import PHASES
+from dapo.observe.held_out import HeldOut
+from dapo.observe.shares import expected_shares
 from dapo.observe.text import percent, seconds_said, shorten
 from dapo.types.evaluation import EvaluationProgress
-from dapo.types.evidence import HEALTHY, LARGER, Awaited, Cause, CollectProgress, Shares, Stillness, cause_of, mixed
+from dapo.types.evidence import (
+    HEALTHY,
+    LARGER,
+    UNREAD,
+    Awaited,
+    Cause,
+    CollectProgress,
+    Shares,
+    Stillness,
+    cause_of,
+    mixed,
+)
 from dapo.words import counted
 
 NEARLY_ALL = 0.8
 """Share of groups of one kind from which it is the cause, and not a tendency."""
 ENOUGH = 20
 """Prompts from which their pass rates are used instead of an example."""
-_LATER = "rollouts/ (written when the step ends)"
+CUT_MUCH = 0.5
+"""Share of responses cut off from which an evaluation is warned of."""
+LATER = "what `dapo check RECIPE --try 8` shows (rollouts/ is written when the step ends)"
+"""Where responses of a step that goes on can be looked at."""
+_OWN = "algorithm.dynamic_sampling"
+_FORM = (
+    "ask for the form that it reads in data.instruction, show it in a worked example (data.few_shot), or choose "
+    "another kind of reward (rewards; last_number reads the last number)"
+)
+"""What to do where a verifier finds no answers."""
+_EASIER = "take easier problems, show a worked example (data.few_shot)"
 
 
 def why(shares: Shares, rollouts: str = "rollouts/ of the run", cap: str = "") -> str:
@@ -61,16 +87,53 @@ def _cause(shares: Shares, rollouts: str) -> str:
 
 
 def filling_line(progress: CollectProgress, cause: bool = True) -> str:
-    """Return one line on a batch that takes long; it ends with the likely ``cause``."""
-    told = f"{heartbeat(progress)}, {progress.judged} groups judged."
-    return f"{told} {why(progress.shares, _LATER)}" if cause else told
+    """Return one line on a batch that takes long or starves; it ends with the likely ``cause``."""
+    told = f"{_how_far(progress)}, {progress.judged} groups judged{_at_this_rate(progress)}."
+    return f"{told} {why(progress.shares, LATER)}" if cause else told
 
 
 def heartbeat(progress: CollectProgress) -> str:
     """How far a batch is, in a few words."""
+    return f"{_how_far(progress)}{_at_this_rate(progress)}"
+
+
+def _how_far(progress: CollectProgress) -> str:
     kept = f"{percent(progress.shares.kept, 0)} of those judged" if progress.judged else "none judged yet"
     told = f"step {progress.step}: {progress.kept} of {progress.wanted} groups kept, {kept}"
     return f"{told}, {progress.waiting} responses wait for their score" if progress.waiting else told
+
+
+def _at_this_rate(progress: CollectProgress) -> str:
+    """Return what a batch that starves needs, and what the cap allows; "" for any other batch."""
+    if not progress.starves:
+        return ""
+    groups = progress.groups_needed
+    needs = f"needs about {groups:.0f} groups" if math.isfinite(groups) else "never gets full"
+    if progress.cap_groups is not None and groups > progress.cap_groups:
+        cap = f"cap.groups ends the search at {progress.cap_groups:.0f}"
+    else:
+        so_far = f"{progress.generated_tokens:,} are generated"
+        cap = f"cap.tokens ends the search at {progress.cap_tokens or 0:,.0f} tokens ({so_far})"
+    return f"; at this rate the batch {needs}, and {_OWN}.{cap}"
+
+
+def start_said(held_out: HeldOut, recipe: Recipe) -> str:
+    """Return what the evaluation before training foretells of batches that hardly fill; "" where it foretells none."""
+    if held_out.responses < ENOUGH:
+        return ""
+    expected = expected_shares(held_out, recipe)
+    if correct_decides(recipe) and held_out.known and expected.kept < HEALTHY:
+        said = why(expected, LATER)
+        return (
+            f"{held_out.right:,} of {held_out.known:,} held-out responses are right before training. If the training "
+            f"problems are like them, {said[:1].lower()}{said[1:]}"
+        )
+    if expected.truncated > CUT_MUCH:
+        return (
+            f"{_percent(expected.truncated)} of the held-out responses are cut off at their limit. Raise "
+            "rollout.max_response_tokens, or ask for shorter answers in data.instruction."
+        )
+    return ""
 
 
 def evaluating_line(progress: EvaluationProgress, left: str = "") -> str:
@@ -118,20 +181,29 @@ def _fractions(shares: Shares, rollouts: str) -> str:
 
 
 def _truncated(shares: Shares, rollouts: str) -> str:
-    return (
+    said = (
         f"{_all_wrong(shares)}, and {_percent(shares.truncated)} of the responses are truncated: one that is cut off "
-        "rarely has an answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If "
-        "those that end by themselves are wrong too, the problems are too hard, or the verifier cannot read the "
-        "answers."
+        "rarely has an answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction"
+    )
+    if _unread_to_the_end(shares):
+        return f"{said}. {_found(shares)}, so it cannot read those that end by themselves either: {_FORM}."
+    return (
+        f"{said} or with a worked example (data.few_shot). If those that end by themselves are wrong too, the problems "
+        "are too hard, or the verifier cannot read the answers."
     )
 
 
 def _unread(shares: Shares, rollouts: str) -> str:
-    return (
-        f"{_all_wrong(shares)}, and the verifier found an answer in {_percent(shares.answered or 0.0)} of the "
-        f"responses: it cannot read them. Look at {rollouts}; then ask for the form that it reads in data.instruction, "
-        "or fix the reward's settings."
-    )
+    return f"{_all_wrong(shares)}. {_found(shares)}: it cannot read them. Look at {rollouts}; then {_FORM}."
+
+
+def _found(shares: Shares) -> str:
+    return f"The verifier found an answer in {_percent(shares.answered or 0.0)} of the responses"
+
+
+def _unread_to_the_end(shares: Shares) -> bool:
+    """Whether the verifier finds few answers even among the responses that end by themselves."""
+    return shares.answered is not None and shares.answered < UNREAD * (1.0 - shares.truncated)
 
 
 def _too_hard(shares: Shares, rollouts: str) -> str:
@@ -141,11 +213,11 @@ def _too_hard(shares: Shares, rollouts: str) -> str:
     if shares.all_wrong <= NEARLY_ALL:
         said += "many problems are too hard for the model. Take easier problems"
     elif shares.answered is not None:
-        said += f"the problems are too hard for the model. Look at {rollouts}; then take easier problems"
+        said += f"the problems are too hard for the model. Look at {rollouts}; then {_EASIER}"
     else:
         said += (
             f"the problems are too hard for the model, or the verifier cannot read its answers. Look at {rollouts}, at "
-            "the prompt's instruction and at the reward's settings; then take easier problems"
+            f"the prompt's instruction and at the reward's settings; then {_EASIER}"
         )
     return said + _larger_groups(shares)
 
@@ -185,10 +257,13 @@ def _few_voters(shares: Shares) -> str:
 
 
 def _no_vote(shares: Shares, rollouts: str) -> str:
-    return (
+    said = (
         f"{_few_voters(shares)}: {_percent(shares.truncated)} of the responses are truncated, and truncated ones do "
-        "not vote. Raise rollout.max_response_tokens, or let them vote with algorithm.truncated_vote=true."
+        "not vote. Raise rollout.max_response_tokens"
     )
+    if _unread_to_the_end(shares):
+        return f"{said}. {_found(shares)}, so it cannot read the others either: {_FORM}."
+    return f"{said}, or let them vote with algorithm.truncated_vote=true."
 
 
 def _too_few(shares: Shares, rollouts: str) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dapo.observe.metrics import AccuracyPoint, half_of_difference
+from dapo.observe.held_out import AccuracyPoint, chance_between, change_between
 from dapo.observe.text import number, percent
 from dapo.report.compare import labels_of
 from dapo.report.family import shared
@@ -165,9 +165,10 @@ def _difference(
         return _of_means(list(before.values()), list(after.values()))
     if len(before) == len(after) == 1 and measure.key == "validation/accuracy":
         (a,), (b,) = before.values(), after.values()
-        half = half_of_difference(_evaluation(first[0], a), _evaluation(second[0], b))
-        how = "of the problems asked" if seeds else "of the problems asked; seeds differ, too"
-        return MeanDifference(b - a, half, how) if half else None
+        one, other = _evaluation(first[0], a), _evaluation(second[0], b)
+        half = chance_between(one, other)
+        how = "of the problems asked" if change_between(one, other) is None else "in pairs of the problems asked"
+        return MeanDifference(b - a, half, how if seeds else f"{how}; seeds differ, too") if half else None
     return None
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from dapo.metrics.glossary import PHASES
-from dapo.observe.metrics import AccuracyPoint, half_of_difference, shown
+from dapo.observe.held_out import AccuracyPoint, chance_between
+from dapo.observe.metrics import shown
 from dapo.observe.sentences import ended_said
 from dapo.observe.text import big, number, percent, seconds_said, sentence
 from dapo.report.page_data import Advice, Status, Tile, Tone
@@ -89,7 +90,7 @@ def _learned(facts: Facts) -> str:
         return _learned_in_training(
             facts, f"Held-out accuracy was {_with_interval(first)} {when}, and was not measured again"
         )
-    change, noise = last.accuracy - first.accuracy, half_of_difference(first, last)
+    change, noise = last.accuracy - first.accuracy, chance_between(first, last)
     span = f"{_with_interval(first)} to {_with_interval(last)} in {counted(last.step - first.step, 'step')}"
     if abs(change) <= noise or change == 0:
         said = (
@@ -138,10 +139,9 @@ def _aside(facts: Facts) -> str:
         parts.append(f"greedy accuracy went from {percent(greedy[0])} to {percent(greedy[1])}")
     many = _ends(rows, key) if key else None
     if many:
-        first, last = facts.evaluations[0], facts.evaluations[-1]
-        shrank = many[1] < many[0] - half_of_difference(first, last)
-        so = f", so variety {'shrank' if shrank else 'did not shrink'}" if last.accuracy > first.accuracy else ""
-        parts.append(f"{key.removeprefix('validation/')} from {percent(many[0])} to {percent(many[1])}{so}")
+        change, noise = many[1] - many[0], facts.chance_of_pass(key)
+        verb = "held" if abs(change) <= noise else "rose" if change > 0 else "fell"
+        parts.append(f"{key.removeprefix('validation/')} {verb} ({percent(many[0])} to {percent(many[1])})")
     return ", ".join(parts)
 
 
@@ -161,17 +161,17 @@ def _trend(facts: Facts) -> str:
     if len(found) < LEAST_LATE:
         return ""
     best, last = max(found, key=lambda e: e.accuracy), found[-1]
-    if best.accuracy - last.accuracy > half_of_difference(best, last):
+    if best.accuracy - last.accuracy > chance_between(best, last):
         return (
             ""
             if best is found[0]
             else f"It was best at step {best.step} ({percent(best.accuracy)}) and fell from there"
         )
-    if last.accuracy - found[0].accuracy <= half_of_difference(found[0], last):
+    if last.accuracy - found[0].accuracy <= chance_between(found[0], last):
         return ""
     before = found[-1 - max(1, len(found) // LATE)]
     rise = last.accuracy - before.accuracy
-    if rise > last.half:
+    if rise > chance_between(before, last):
         return f"It was still rising at the end ({percent(before.accuracy)} at step {before.step}): more steps may help"
     return f"It rose little after step {before.step} ({percent(before.accuracy)})"
 
@@ -238,7 +238,7 @@ def _accuracy_tile(facts: Facts) -> Tile | None:
         detail = f"95% interval {_interval(last.interval)}, {detail}"
     if last is first:
         return _tile("held-out accuracy", percent(last.accuracy), detail, "validation/accuracy")
-    change, noise = last.accuracy - first.accuracy, half_of_difference(first, last)
+    change, noise = last.accuracy - first.accuracy, chance_between(first, last)
     tone: Tone = "" if abs(change) <= noise else "good" if change > 0 else "bad"
     value = f"{percent(first.accuracy)} → {percent(last.accuracy)}"
     return _tile("held-out accuracy", value, detail, "validation/accuracy", tone)

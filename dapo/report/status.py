@@ -10,10 +10,11 @@ import time
 from typing import Any, get_args
 
 from dapo.observe.sentences import Outcome, State, outcome_said, title_said
-from dapo.observe.status import read_evidence
+from dapo.observe.status import read_evidence, read_filling
 from dapo.observe.text import clean
 from dapo.report.page_data import Status
 from dapo.report.reader import RunContents
+from dapo.types.evidence import CollectProgress
 
 ELSEWHERE = 600.0
 """Seconds after the last update for which a run on another machine, whose lock cannot be seen here, counts as
@@ -65,6 +66,12 @@ def outcome_of(run: RunContents, now: float | None = None) -> Outcome:
         pace=pace_of(run),
         silent=None if updated is None else now - updated,
     )
+
+
+def filling_of(run: RunContents) -> CollectProgress | None:
+    """Return how far the batch of the step is that is not done; None where that is not known."""
+    filling = read_filling((run.status_record or {}).get("filling"))
+    return filling if filling is not None and filling.step > run.last_step else None
 
 
 def checkpoint_steps(run: RunContents) -> list[int]:

@@ -31,6 +31,7 @@ from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
+from dapo.observe.shares import names_answers
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.algorithm import make_algorithm
 from dapo.run.engines import check_engine, start_engine
@@ -273,11 +274,8 @@ def reward_session(
         else:
             engine = start_engine(recipe, deployment, context, training=training, places=places, exchange=exchange)
         undo.callback(engine.close)
-        named = all(
-            reward.kind in ("math", "exact", "last_number") for reward in recipe.rewards if reward.name == "accuracy"
-        )
         episodes = _episodes(recipe, playing, texts, facts)
-        rollouts = Rollouts(engine, scorer, texts, episodes, names_answers=named)
+        rollouts = Rollouts(engine, scorer, texts, episodes, names_answers=names_answers(recipe))
         return Session(
             recipe=recipe,
             parts=RewardParts(deployment, facts, data, rollouts, context, given),

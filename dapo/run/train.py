@@ -252,7 +252,7 @@ def _attempt(
         began = time.time()
         session = _session(recipe, console, folder, given)
         recipe = session.recipe  # of a supervised run, with its number of steps
-        recorder = RunRecorder(folder, console, None, recipe.logging, _pieces(session))
+        recorder = RunRecorder(folder, console, None, recipe, _pieces(session))
         try:
             trainer = session.trainer(recorder, checkpoints, deadline)
             saved = _load(trainer, checkpoints, loaded, console) if resume else {}

@@ -5,6 +5,7 @@ The code that shows them finds the words (``dapo.observe.sentences``, ``dapo.obs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,9 @@ BOTH = 0.25
 """Share of all-wrong and of all-correct groups from which neither is the cause alone."""
 UNREAD = 0.2
 """Share of responses with an answer below which the verifier is suspected, and not the model."""
+SURE = 16
+"""Judged groups from which the share that is kept says whether the batch will fill; a quarter of P where that is more,
+and of a cap where that is less."""
 LARGER = 4
 """Times the group size: the larger groups of which ``Hopeless`` tells."""
 
@@ -111,6 +115,25 @@ class CollectProgress:
     shares: Shares  # of this step
     generated_tokens: int = 0  # in this step
     waiting: int = 0  # responses that ended and have no score yet
+    cap_groups: float | None = None  # that the step may dispatch; None: without a limit
+    cap_tokens: float | None = None  # that it may generate
+
+    @property
+    def groups_needed(self) -> float:
+        """Groups that are judged until the batch is full, if the share that was kept so far stays; inf: no batch gets
+        full."""
+        missing = max(0, self.wanted - self.kept)
+        return self.judged + (missing / self.shares.kept if self.shares.kept else math.inf if missing else 0.0)
+
+    @property
+    def starves(self) -> bool:
+        """Whether enough groups were judged to say that a cap will be met before the batch is full."""
+        groups = math.inf if self.cap_groups is None else self.cap_groups
+        if self.judged < min(max(SURE, self.wanted / 4), groups / 4):
+            return False
+        tokens = math.inf if self.cap_tokens is None else self.cap_tokens
+        needed = self.groups_needed
+        return needed > groups or self.generated_tokens / max(1, self.judged) * needed > tokens
 
 
 @dataclass(frozen=True, slots=True)

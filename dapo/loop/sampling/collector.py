@@ -568,10 +568,20 @@ class StreamingCollector:
         if self._watch is None:
             return
         self._watched_at = time.monotonic()
-        seen, waiting = self._shares(), self.scores.waiting
+        seen = self._shares()
+        cap = self.settings.cap if self.settings.mode == "filter" else None  # other modes do not search
+        groups = None if cap is None else cap.groups
         self._watch(
             CollectProgress(
-                self.step, len(self.kept), self.prompts_per_step, seen.judged, seen, seen.generated_tokens, waiting
+                self.step,
+                len(self.kept),
+                self.prompts_per_step,
+                seen.judged,
+                seen,
+                seen.generated_tokens,
+                self.scores.waiting,
+                cap_groups=None if groups is None else groups * self.prompts_per_step,
+                cap_tokens=None if cap is None else cap.tokens,
             )
         )
 

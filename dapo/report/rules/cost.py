@@ -55,7 +55,7 @@ def time_beside(facts: Facts) -> Finding | None:
     whole = sum(seconds.values())
     beside = {name: seconds.get(name, 0.0) for name in ("evaluate", "save", "report")}
     scoring = seconds.get("score", 0.0)
-    if whole < BESIDE_LEAST or (sum(beside.values()) < BESIDE * whole and scoring < SCORING * whole):
+    if not facts.steps or whole < BESIDE_LEAST or (sum(beside.values()) < BESIDE * whole and scoring < SCORING * whole):
         return None
     if scoring >= SCORING * whole:
         said, move = f"{percent(scoring / whole, 0)} of the time is spent waiting for verifiers.", _SCORING

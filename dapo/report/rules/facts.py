@@ -6,10 +6,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
-from dapo.observe.metrics import AccuracyPoint, accuracy_of
+from dapo.observe.evaluations import read_held_out
+from dapo.observe.held_out import AccuracyPoint, HeldOut, accuracy_of, chance_between, chance_of, pass_difference
 from dapo.report.page_data import Advice
 from dapo.report.reader import RunContents
 from dapo.report.status import checkpoint_steps
@@ -59,7 +61,20 @@ class Facts:
     @cached_property
     def evaluations(self) -> list[AccuracyPoint]:
         """Held-out accuracies in order of steps, step 0 included."""
-        return [point for point in map(accuracy_of, self.run.rows) if point is not None]
+        points = (accuracy_of(row, self.held_out) for row in self.run.rows)
+        return [point for point in points if point is not None]
+
+    def held_out(self, step: int) -> HeldOut | None:
+        """Return the problems of an evaluation; None where its file is missing or cannot be read."""
+        return _held_out(self.run.folder.evaluation_file(step), self.run.within)
+
+    def chance_of_pass(self, key: str) -> float:
+        """Return the largest change of ``validation/pass@k`` between the first and the last evaluation that chance
+        explains; where their problems are not known, that of the accuracy."""
+        first, last = self.evaluations[0], self.evaluations[-1]
+        before, after, k = first.read(), last.read(), key.rpartition("@")[2]
+        change = pass_difference(before, after, int(k)) if before and after and k.isdecimal() else None
+        return chance_between(first, last) if change is None else chance_of(change)
 
     @cached_property
     def checkpoints(self) -> list[int]:
@@ -185,6 +200,20 @@ class Rule:
                 last_step=found.last,
                 keys=list(found.keys),
             )
+
+
+def _held_out(path: Path, within: Path) -> HeldOut | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return _read(path, within, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, within: Path, changed: int, size: int) -> HeldOut | None:
+    """Read an evaluation's file once for all parts of a page; ``changed`` and ``size`` tell a new one."""
+    return read_held_out(path, within)
 
 
 def _window(count: int) -> int:

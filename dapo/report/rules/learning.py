@@ -5,7 +5,7 @@ from __future__ import annotations
 from dapo.data.load import FEW_HELD_OUT, MANY_PASSES, few_held_out, many_passes
 from dapo.metrics.glossary import lookup
 from dapo.observe.commands import export_said
-from dapo.observe.metrics import AccuracyPoint, half_of_difference
+from dapo.observe.held_out import AccuracyPoint, Moved, chance_between, moved
 from dapo.observe.text import clean, number, percent, sentence, shorten
 from dapo.report.problems import count_prompts
 from dapo.report.rules.facts import Facts, Finding, Rule
@@ -18,8 +18,12 @@ MOVED = 0.05
 """Change of training accuracy that counts."""
 REWARD_UP = 0.1
 """Rise of the reward, in shares of what it was or of the least of 1."""
+MOST_EVALUATIONS, SURE = 5, 0.05
+"""Evaluations at either end, at most a third of all; probability below which chance explains no problem's fall."""
+GIVEN_UP, GIVEN_UP_MUCH, LISTED = 0.01, 0.05, 3
+"""Shares of the held-out problems; those that are listed."""
 DIVERSITY = 0.03
-"""Fall of pass@k that counts, where it is also more than the interval of the accuracy."""
+"""Fall of pass@k that counts, where chance does not explain it."""
 
 
 def validation_fell(facts: Facts) -> Finding | None:
@@ -30,7 +34,7 @@ def validation_fell(facts: Facts) -> Finding | None:
     best, last = max(found, key=lambda e: e.accuracy), found[-1]
     fall = best.accuracy - last.accuracy
     # The best of many is partly luck, the more so the more there are.
-    chance = half_of_difference(best, last) * (LUCK if len(found) >= MANY else 1.0)
+    chance = chance_between(best, last) * (LUCK if len(found) >= MANY else 1.0)
     if last is best or fall <= chance or fall <= 0:
         return None
     before, after = _around(facts, "reward/accuracy", best.step), facts.late("reward/accuracy")
@@ -54,7 +58,7 @@ def validation_fell(facts: Facts) -> Finding | None:
 
 def _fell(facts: Facts, said: str, best: AccuracyPoint, move: str) -> Finding:
     first, last = facts.evaluations[0], facts.evaluations[-1]
-    gained = last.accuracy - first.accuracy > half_of_difference(first, last)
+    gained = last.accuracy - first.accuracy > chance_between(first, last)
     keys = ["validation/accuracy", "validation/greedy_accuracy", "reward/accuracy"]
     return Finding("warn" if gained else "bad", "Held-out accuracy falls", said, best.step, last.step, keys, move)
 
@@ -84,7 +88,7 @@ def _checkpoint(facts: Facts, best: AccuracyPoint) -> int | None:
     good = []
     for step in facts.checkpoints:
         near = min(reversed(facts.evaluations), key=lambda e: abs(e.step - step))
-        if step and best.step and best.accuracy - near.accuracy <= half_of_difference(best, near):
+        if step and best.step and best.accuracy - near.accuracy <= chance_between(best, near):
             good.append(step)
     return min(good, key=lambda step: abs(step - best.step), default=None)
 
@@ -96,9 +100,9 @@ def no_learning(facts: Facts) -> Finding | None:
         return None
     first, best = found[0], max(found, key=lambda e: e.accuracy)
     gain = best.accuracy - first.accuracy
-    if gain > half_of_difference(first, best) or first.accuracy >= SOLVED:
+    if gain > chance_between(first, best) or first.accuracy >= SOLVED:
         return None
-    if first.accuracy - found[-1].accuracy > half_of_difference(first, found[-1]):
+    if first.accuracy - found[-1].accuracy > chance_between(first, found[-1]):
         return None  # worse than nothing: ``validation_fell`` says it
     training = facts.change("reward/accuracy")
     said = (
@@ -157,7 +161,7 @@ def diversity(facts: Facts) -> Finding | None:
     before, after = first.get(key), last.get(key)
     if widest == 1 or before is None or after is None:
         return None
-    noise = max(DIVERSITY, half_of_difference(facts.evaluations[0], facts.evaluations[-1]))
+    noise = max(DIVERSITY, facts.chance_of_pass(key))
     rise = last["validation/accuracy"] - first["validation/accuracy"]
     if rise <= 0 or before - after <= noise:
         return None
@@ -171,6 +175,47 @@ def diversity(facts: Facts) -> Finding | None:
         int(last["step"]),
         [key, "validation/accuracy", "train/entropy"],
     )
+
+
+def given_up(facts: Facts) -> Finding | None:
+    """Compare the first and the last evaluations problem by problem: pass@k alone may hold while some are given up."""
+    found = facts.evaluations
+    several = min(MOST_EVALUATIONS, max(1, len(found) // 3))
+    early, late = ([facts.held_out(e.step) for e in part] for part in (found[:several], found[-several:]))
+    known = [[one for one in part if one is not None] for part in (early, late)]
+    if len(found) < 2 or min(map(len, known)) < several:
+        return None
+    lost, won = ([one for one in part if one.by_chance < SURE] for part in moved(*known))
+    problems = len(known[1][-1].problems)
+    if len(lost) < GIVEN_UP * problems or not lost:
+        return None
+    since = found[-several].step
+    names = _problem_names(facts)
+    listed = "; ".join(_moved_said(one, names) for one in lost[:LISTED])
+    gained = f" Won most: {'; '.join(_moved_said(one, names) for one in won[:LISTED])}." if won else ""
+    return Finding(
+        "warn" if len(lost) >= GIVEN_UP_MUCH * problems else "note",
+        "Held-out problems that were solved are solved no more",
+        f"Of {problems:,} held-out problems {len(lost):,} had right responses up to step {found[several - 1].step} and "
+        f"none since step {since}, by more than chance explains; {len(won):,} were won. Lost most: {listed}.{gained}",
+        since,
+        found[-1].step,
+        ["validation/accuracy", "train/entropy"],
+    )
+
+
+def _problem_names(facts: Facts) -> dict[tuple[str, str], str]:
+    """Return the texts of the problems that samples.jsonl holds, by set and content."""
+    return {(sample.set, sample.prompt_id): sample.problem or sample.prompt for sample in facts.run.samples}
+
+
+def _moved_said(one: Moved, names: dict[tuple[str, str], str]) -> str:
+    """Return a problem, or its place and answer where its text was not kept, with its right responses."""
+    problem, early, late = one
+    named = names.get((problem.set, problem.prompt_id))
+    said = f"problem {early.number} of {problem.set}, answer {problem.answer!r}" if named is None else repr(named)
+    rights = f"{early.right} of {early.responses} right, then {late.right} of {late.responses}"
+    return f"{shorten(clean(said, newlines=False), 100)} ({rights})"
 
 
 def passes(facts: Facts) -> Finding | None:
@@ -255,10 +300,19 @@ RULES = (
     ),
     Rule(
         "diversity",
-        f"pass@k down by {100 * DIVERSITY:g} points and the interval of accuracy, while accuracy rises",
+        f"pass@k down by {100 * DIVERSITY:g} points and more than chance explains, while accuracy rises",
         "The model gives up ways of solving that it had. More samples no longer help, nor will more training.",
         "Raise algorithm.clip.high or rollout.group_size, lower learner.learning_rate, or stop earlier.",
         diversity,
+    ),
+    Rule(
+        "given_up",
+        "held-out problems with right responses in the first evaluations and none in the last ones, by more than "
+        f"chance explains: {percent(GIVEN_UP, 0)} of them (a warning from {percent(GIVEN_UP_MUCH, 0)})",
+        "The model gives up kinds of problems that it could solve, which accuracy and pass@k over all problems hide.",
+        "Read its answers to them. Train on more problems of that kind, raise algorithm.clip.high, lower "
+        "learner.learning_rate, or take an earlier checkpoint.",
+        given_up,
     ),
     Rule(
         "passes",

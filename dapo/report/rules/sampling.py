@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dapo.observe.sentences import unfilled_said
+from dapo.observe.shares import shares_of
 from dapo.observe.text import number, percent
-from dapo.observe.why import why
+from dapo.observe.why import CUT_MUCH, filling_line, start_said, why
 from dapo.report.rules.facts import Facts, Finding, Rule
-from dapo.report.status import outcome_of
-from dapo.types.evidence import HEALTHY, Shares
+from dapo.report.status import filling_of, outcome_of
+from dapo.types.evidence import HEALTHY, SURE, Shares
 
 SCARCE = 0.1
 """Share of groups kept below which a step costs ten batches and more."""
@@ -20,9 +19,8 @@ REFILLS = 2.0
 OLD, OLD_LEAST = 0.75, 2.0
 """Share of max_age, and versions."""
 EXPIRED = 0.05
+_KEPT = ["sampling/acceptance_rate", "groups/all_correct_share", "groups/all_wrong_share"]
 APART = 0.3
-
-_VERDICTS = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_few_scored")
 
 
 def batch_unfilled(facts: Facts) -> Finding | None:
@@ -38,9 +36,27 @@ def batch_unfilled(facts: Facts) -> Finding | None:
         cause or met,  # what was met is the run's end, and told there
         step,
         step,
-        ["sampling/acceptance_rate", "groups/all_correct_share", "groups/all_wrong_share"],
+        _KEPT,
         further,
     )
+
+
+def batch_starves(facts: Facts) -> Finding | None:
+    """Look at the step that goes on, or that the run left in its middle: no line of metrics has it."""
+    filling, run = filling_of(facts.run), outcome_of(facts.run)
+    if filling is None or run.state == "unfilled" or not filling.starves:
+        return None
+    step = filling.step
+    return Finding("bad", f"Step {step} will not fill its batch", filling_line(filling), step, step, _KEPT)
+
+
+def hopeless_start(facts: Facts) -> Finding | None:
+    """Look at the evaluation before training, until the first step has more to say."""
+    run = facts.run
+    held_out = facts.held_out(0) if run.recipe is not None and not facts.steps and not run.supervised else None
+    said = start_said(held_out, run.recipe) if held_out is not None and run.recipe is not None else ""
+    keys = ["validation/accuracy", "validation/truncated_share"]
+    return Finding("warn", "The model hardly answers", said, 0, 0, keys) if said else None
 
 
 def batch_hard_to_fill(facts: Facts) -> Finding | None:
@@ -66,7 +82,7 @@ def batch_hard_to_fill(facts: Facts) -> Finding | None:
         said + (f"Likely cause: {why(shares)}" if kept < HEALTHY else ""),
         min(steps),
         max(steps),
-        ["sampling/acceptance_rate", "groups/all_correct_share", "groups/all_wrong_share", "sampling/cap_reached"],
+        [*_KEPT, "sampling/cap_reached"],
         _FILL if facts.setting("algorithm.dynamic_sampling.cap.then", "stop") == "stop" else f"{_NEARER} {_BOUND}",
     )
 
@@ -193,29 +209,8 @@ def kept_misleads(facts: Facts) -> Finding | None:
 
 def late_shares(facts: Facts) -> Shares:
     """Return the shares of the last steps as ``observe.why`` takes them."""
-    counts = {name: _late_sum(facts, f"groups/{name}") for name in _VERDICTS}
-    judged = sum(counts.values())
-    shares: dict[str, Any] = {name: count / judged if judged else 0.0 for name, count in counts.items()}
-    reasons = {key.removeprefix("reward/unscored/"): _late_sum(facts, key) for key in facts.named("reward/unscored/")}
-    vote = facts.setting("algorithm.truncated_vote")
-    return Shares(
-        **shares,
-        judged=int(judged),
-        truncated=facts.late("response/truncated_share") or 0.0,
-        accuracy=facts.late("reward/accuracy") or 0.0,
-        correct_at=facts.setting("algorithm.dynamic_sampling.correct_at", 1.0),
-        truncated_vote=not facts.setting("algorithm.overlong_filtering", True) if vote is None else vote,
-        unscored={reason: int(count) for reason, count in reasons.items() if count},
-        prompts_per_step=facts.setting("rollout.prompts_per_step", 0),
-        group_size=facts.setting("rollout.group_size", 0),
-    )
-
-
-def _late_sum(facts: Facts, key: str) -> float:
-    if not facts.rows:
-        return 0.0
     first = facts.late_steps("sampling/acceptance_rate")[0]
-    return sum(v for step, v in zip(*facts.series(key), strict=True) if step >= first)
+    return shares_of([row for row in facts.rows if row["step"] >= first], facts.run.recipe)
 
 
 def _steps(count: int) -> str:
@@ -243,6 +238,22 @@ FIRST = (
         "Dynamic sampling trains on groups with both right and wrong responses, and it found too few.",
         _FILL,
         batch_unfilled,
+    ),
+    Rule(
+        "batch_starves",
+        "a step that goes on or was left, whose share of kept groups so far needs more groups or tokens than its cap, "
+        f"from {SURE} judged groups on",
+        "The step ends at its cap without a full batch, and nothing is trained until then.",
+        "Stop the run and change what the sentence names: waiting will not fill the batch.",
+        batch_starves,
+    ),
+    Rule(
+        "hopeless_start",
+        f"the evaluation before training, while no step is done: at its rate of right responses fewer than "
+        f"{percent(HEALTHY, 0)} of the groups would be mixed, or more than {percent(CUT_MUCH, 0)} are cut off",
+        "Training learns from groups with right and wrong responses; a model that never or always succeeds has none.",
+        "Stop the run and change what the sentence names; `dapo check RECIPE --try 8` shows what a change does.",
+        hopeless_start,
     ),
 )
 RULES = (
