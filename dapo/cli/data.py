@@ -366,8 +366,9 @@ def _acceptance(data: RunData) -> Iterator[RenderableType]:
 
 
 def _foretold(data: RunData) -> str:
-    """Return what the evaluation before training says of a first step that is not done."""
-    held_out = None if data.last_step else read_held_out(data.folder.evaluation_file(0))
+    """Return what the evaluation before training says of a first step that is not done, and does not starve yet."""
+    starves = data.filling is not None and data.filling.starves
+    held_out = None if data.last_step or starves else read_held_out(data.folder.evaluation_file(0))
     return start_said(held_out, data.recipe) if held_out is not None and data.recipe is not None else ""
 
 

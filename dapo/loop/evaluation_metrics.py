@@ -18,7 +18,6 @@ from dapo.algorithms.statistics import (
     majority_correct,
     mean_interval,
     mean_of_estimates,
-    paired_interval,
     pass_at_k,
 )
 from dapo.types.batch import Metrics, Score
@@ -75,37 +74,6 @@ def accuracy_of(responses: Sequence[Evaluated]) -> Estimate:
     """avg@k of the sampled responses whose accuracy is known; nan where there is none."""
     by_problem = _known_by_problem(responses)
     return mean_interval(by_problem, bounds=(0.0, 1.0)) if by_problem else UNKNOWN
-
-
-def paired_difference(first: Sequence[Evaluated], second: Sequence[Evaluated]) -> tuple[Estimate, int]:
-    """Accuracy of the first minus that of the second model on one set, by problem.
-
-    Only problems of which both have a sampled response with an accuracy count. They are matched by their content and
-    their place among problems of equal content.
-
-    Returns:
-        The estimate (nan where there is no such problem), and the number of its problems.
-    """
-    ours, theirs = _means_by_content(first), _means_by_content(second)
-    both = [key for key in ours if key in theirs]
-    if not both:
-        return UNKNOWN, 0
-    return paired_interval([ours[key] for key in both], [theirs[key] for key in both]), len(both)
-
-
-def _means_by_content(responses: Sequence[Evaluated]) -> dict[tuple[str, str, int], list[float]]:
-    found: dict[tuple[str, str, int], list[float]] = {}
-    place: dict[int, int] = {}  # index of the problem -> its place among those of equal content
-    seen: Counter[tuple[str, str]] = Counter()
-    for response in sorted(responses, key=lambda r: r.problem):
-        content = (response.prompt.id, response.prompt.answer)
-        if response.problem not in place:
-            place[response.problem] = seen[content]
-            seen[content] += 1
-        accuracy = response.score.accuracy
-        if response.sample >= 0 and accuracy is not None:
-            found.setdefault((*content, place[response.problem]), []).append(accuracy)
-    return found
 
 
 def _known_by_problem(responses: Sequence[Evaluated]) -> list[list[float]]:

@@ -120,15 +120,25 @@ def difference(
     What makes a problem easy or hard cancels in pairs, so the interval is narrower than that of two independent
     evaluations. Each set counts once, as in the accuracy itself.
     """
+    found = differences(before, after, of)
+    sizes = [Counter(problem.set for problem in one.problems) for one in (before, after)]
+    if not found or any(name not in found or found[name][1] < SAME * n for size in sizes for name, n in size.items()):
+        return None
+    return mean_of_estimates([estimate for estimate, _ in found.values()])
+
+
+def differences(
+    before: HeldOut, after: HeldOut, of: Callable[[Solved], float] = lambda solved: solved.accuracy
+) -> dict[str, tuple[Estimate, int]]:
+    """Return by set the change of a number of each problem, and how many problems both have with a known accuracy."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     for problem, solved in after.problems.items():
         if problem in before.problems:
             pairs.setdefault(problem.set, []).append((of(solved), of(before.problems[problem])))
-    sizes = [Counter(problem.set for problem in one.problems) for one in (before, after)]
-    if not pairs or any(len(pairs.get(name, ())) < SAME * count for size in sizes for name, count in size.items()):
-        return None
-    by_set = [paired_interval([now for now, _ in of_set], [then for _, then in of_set]) for of_set in pairs.values()]
-    return mean_of_estimates(by_set)
+    return {
+        name: (paired_interval([now for now, _ in of_set], [then for _, then in of_set]), len(of_set))
+        for name, of_set in pairs.items()
+    }
 
 
 def pass_difference(before: HeldOut, after: HeldOut, k: int) -> Estimate | None:

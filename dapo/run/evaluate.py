@@ -13,10 +13,12 @@ from dapo.algorithms.statistics import mean_of_estimates
 from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.config.load import LoadedRecipe
 from dapo.errors import AccuracyUnknown, DataError
-from dapo.loop.evaluation_metrics import by_set_of, paired_difference, result_of
+from dapo.loop.evaluation_metrics import UNKNOWN, by_set_of, result_of
 from dapo.observe.answers import read_answers, write_answers
 from dapo.observe.console import Console
 from dapo.observe.evaluation_table import AccuracyDifference, Shown, as_object, comparison, table
+from dapo.observe.evaluations import held_out_of
+from dapo.observe.held_out import differences
 from dapo.observe.log import warnings_to
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.sentences import silent_said
@@ -128,7 +130,7 @@ def shown_as(model: str, step: int | None, samples: int, result: EvaluationResul
 
 
 def _print(found: Shown, result: EvaluationResult, other: tuple[Shown, EvaluationResult] | None, as_json: bool) -> None:
-    differences: dict[str, AccuracyDifference] = {}
+    changes: dict[str, AccuracyDifference] = {}
     if other is not None:
         ours, theirs = by_set_of(result.responses), by_set_of(other[1].responses)
         both = [name for name in ours if name in theirs]
@@ -136,11 +138,12 @@ def _print(found: Shown, result: EvaluationResult, other: tuple[Shown, Evaluatio
             raise DataError(
                 f"there is nothing to compare: one has the sets {', '.join(ours)}, the other {', '.join(theirs)}"
             )
-        differences = {name: AccuracyDifference(*paired_difference(ours[name], theirs[name])) for name in both}
-    mean = mean_of_estimates([d.estimate for d in differences.values()]) if differences else None
+        found_by_set = differences(held_out_of(other[1].responses), held_out_of(result.responses))
+        changes = {name: AccuracyDifference(*found_by_set.get(name, (UNKNOWN, 0))) for name in both}
+    mean = mean_of_estimates([d.estimate for d in changes.values()]) if changes else None
     shown = [found] if other is None else [found, other[0]]
     if as_json:
-        print(json.dumps(as_object(shown, differences, mean), indent=1))
+        print(json.dumps(as_object(shown, changes, mean), indent=1))
         return
     paper = RichConsole(file=sys.stdout, highlight=False)
     for each in shown:
@@ -148,4 +151,4 @@ def _print(found: Shown, result: EvaluationResult, other: tuple[Shown, Evaluatio
         paper.print(table(each))
     if mean is not None:
         paper.print()
-        paper.print(comparison(shown[0].name, shown[1].name, differences, mean))
+        paper.print(comparison(shown[0].name, shown[1].name, changes, mean))

@@ -119,7 +119,7 @@ def test_the_verdicts_of_a_history_are_numbered_as_they_are_here(run):
 
 
 def test_the_recorder_hands_the_filling_batch_to_the_console(tmp_path):
-    from dapo.config.schema import Logging
+    from dapo.config import recipe_from_dict
     from dapo.observe.callbacks import Callbacks
     from dapo.observe.console import Console
     from dapo.observe.recorder import RunRecorder
@@ -129,7 +129,8 @@ def test_the_recorder_hands_the_filling_batch_to_the_console(tmp_path):
     rich = RichConsole(file=io.StringIO(), width=300)
     console = Console("plain", rich)
     console.start("r", 10)
-    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), Logging())
+    a_recipe = recipe_from_dict({"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}).recipe
+    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), a_recipe)
     recorder.filling(
         CollectProgress(3, kept=1, wanted=4, judged=16, shares=Shares(kept=0.06, all_correct=0.94, judged=16))
     )

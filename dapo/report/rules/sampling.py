@@ -52,11 +52,12 @@ def batch_starves(facts: Facts) -> Finding | None:
 
 def hopeless_start(facts: Facts) -> Finding | None:
     """Look at the evaluation before training, until the first step has more to say."""
-    run = facts.run
-    held_out = facts.held_out(0) if run.recipe is not None and not facts.steps and not run.supervised else None
-    said = start_said(held_out, run.recipe) if held_out is not None and run.recipe is not None else ""
+    recipe, held_out = facts.run.recipe, facts.held_out(0)
+    if facts.steps or recipe is None or held_out is None or batch_starves(facts) is not None:
+        return None
+    said = start_said(held_out, recipe)
     keys = ["validation/accuracy", "validation/truncated_share"]
-    return Finding("warn", "The model hardly answers", said, 0, 0, keys) if said else None
+    return Finding("warn", "The first batches will hardly fill", said, 0, 0, keys) if said else None
 
 
 def batch_hard_to_fill(facts: Facts) -> Finding | None:

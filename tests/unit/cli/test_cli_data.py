@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,13 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evaluated import evaluation
 from rich.cells import cell_len
 from run_folder_for_tests import make_history, make_prompts, make_run, row, step_row
 
 from dapo.cli.main import main
+from dapo.observe.evaluations import write_evaluation
 from dapo.observe.rollouts import write_rollouts
+from dapo.observe.status import StatusWriter
 from dapo.types.batch import Completion, Group, Prompt, Score, content_id
 from dapo.types.enums import FinishReason, Verdict
+from dapo.types.evidence import CollectProgress, Shares
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/] y\u202ez\x9b31m"
 
@@ -375,3 +380,51 @@ def test_packed_arrays_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     np.savez_compressed(path, i8=np.zeros(10_000_000, np.int64))
     assert main(["data", str(run)]) == 2
     assert "state.npz is packed" in capsys.readouterr().err
+
+
+def first_step(run: Path, judged: int, cap: float | None = 80.0) -> None:
+    """A run in its first step: what status.json has, and an evaluation in which nothing was right."""
+    shares = Shares(all_wrong=float(judged > 0), judged=judged, truncated=0.7, answered=0.0, generated_tokens=1234)
+    writer = StatusWriter(run / "status.json", steps=9, clock=itertools.count(1000.0, 2.0).__next__)
+    writer.doing("", CollectProgress(1, 0, 4, judged, shares, 1234, waiting=3, cap_groups=cap))
+    write_evaluation(run / "evaluations" / "step_000000.parquet", 0, evaluation([[0.0] * 4] * 60, cut=160))
+
+
+def test_a_run_that_starves_in_its_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"step": 0, "validation/accuracy": 0.0}]
+    run = make_run(tmp_path / "r", prompts=make_prompts(4), rows=rows)
+    (run / "evaluations").mkdir()
+    first_step(run, judged=20)
+    text = " ".join(told(capsys, run).split())
+    assert "20 groups judged in step 1, which is not done: 100.0% all wrong." in text
+    assert "at this rate the batch never gets full, and" in text
+    assert "cap.groups ends the search at 80" in text
+        "at this rate the batch never gets full, and algorithm.dynamic_sampling.cap.groups ends the search at 80"
+        in text
+    )
+    assert "70% of the responses are truncated" in text
+    assert "data.few_shot" in text
+    assert "1,234 tokens so far: their account is made when the step is done." in text
+    for false in ("No group was judged yet", "kept no account", "held-out responses are right"):
+        assert false not in text
+
+
+def test_a_run_whose_first_step_has_judged_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "r", prompts=make_prompts(4), rows=[{"step": 0, "validation/accuracy": 0.0}])
+    (run / "evaluations").mkdir()
+    first_step(run, judged=0)
+    text = " ".join(told(capsys, run).split())
+    assert "step 1: 0 of 4 groups kept, none judged yet, 3 responses wait for their score." in text
+    assert "0 of 240 held-out responses are right before training." in text
+
+
+def test_a_later_step_that_does_not_starve_leaves_the_word_to_the_steps_that_are_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "r", prompts=make_prompts(4), rows=[step_row(s) for s in (1, 2)])
+    shares = Shares(all_wrong=1.0, judged=3)
+    writer = StatusWriter(run / "status.json", steps=9, step=2, clock=itertools.count(1000.0, 2.0).__next__)
+    writer.doing("", CollectProgress(3, 0, 4, 3, shares, cap_groups=80.0))
+    assert "groups judged in the last 2 steps" in told(capsys, run)
+    writer.doing("", CollectProgress(3, 0, 4, 40, Shares(all_wrong=1.0, judged=40), cap_groups=80.0))
+    assert "40 groups judged in step 3, which is not done" in told(capsys, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from run_folder_for_tests import make_prompts, make_run
 
 from dapo.cli.main import main
 from dapo.observe.rollouts import write_rollouts
+from dapo.observe.status import StatusWriter
 from dapo.types.batch import Completion, Group, Score, Turn
 from dapo.types.enums import FinishReason
+from dapo.types.evidence import CollectProgress, Shares
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 WRONG, RIGHT, UNSCORED = Score({"accuracy": 0.0}, 0.0), Score({"accuracy": 1.0}, 1.0), Score(reason="crash")
@@ -75,3 +78,27 @@ def test_an_episode_is_a_conversation_with_a_message_for_each_turn(tmp_path, cap
     assert json.loads(capsys.readouterr().out) == {"messages": [{"role": role, "content": text} for role, text in said]}
     assert main(["rollouts", str(run), "--correct"]) == 2
     assert "write them as conversations: --format messages" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "said"),
+    [
+        ({"logging": {"rollouts": "none"}}, None, "of these steps; logging.rollouts is none"),
+        ({}, None, "of these steps; rollouts/ is empty"),
+        ({}, 3, "of these steps; rollouts/ is empty"),
+        ({}, 0, "they are written when a step ends, and its first step is not done. step 1: 0 of 4 groups kept, 0% of"),
+    ],
+)
+def test_a_run_without_rollouts_says_why(tmp_path, capsys, settings, status, said) -> None:
+    run = make_run(tmp_path / "r", prompts=make_prompts(1), settings=settings)
+    if status is not None:
+        shares = Shares(all_wrong=1.0, judged=40, answered=0.0)
+        writer = StatusWriter(run / "status.json", steps=9, clock=itertools.count(1000.0, 2.0).__next__)
+        writer.step(status)
+        writer.doing("", CollectProgress(status + 1, 0, 4, 40, shares, cap_groups=80.0))
+    assert main(["rollouts", str(run)]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert said in err
+    if status == 0:
+        assert "cap.groups ends the search at 80" in err
+        assert "in 0% of the responses: it cannot read them" in err

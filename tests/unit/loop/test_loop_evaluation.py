@@ -17,11 +17,13 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.config.schema import Reward
 from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation import Evaluator
-from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
+from dapo.loop.evaluation_metrics import accuracy_of
 from dapo.loop.reinforcement import Reinforcement
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.trainer import Trainer
 from dapo.metrics.phases import Phases
+from dapo.observe.evaluations import held_out_of
+from dapo.observe.held_out import differences
 from dapo.observe.log import logging_to
 from dapo.observe.sentences import notice_said, stop_said
 from dapo.rewards.compose import build_scorer
@@ -212,13 +214,19 @@ def test_lost_requests_of_the_engine_are_an_error():
         evaluator(lambda p, s: right(1.0), engine=engine).evaluate()
 
 
+def compared(first, second):
+    """The first model's accuracy minus the second's on the only set, and the number of their common problems."""
+    ((estimate, problems),) = differences(held_out_of(second), held_out_of(first)).values()
+    return estimate, problems
+
+
 def test_two_models_are_compared_on_the_problems_that_both_could_be_scored_on():
     first = evaluator(lambda p, s: right(1.0) if p else Score(reason="crash"), problems=4).evaluate().responses
     second = evaluator(lambda p, s: right(float(p == 3)), problems=3).evaluate().responses
-    estimate, problems = paired_difference(first, second)
+    estimate, problems = compared(first, second)
     assert (estimate.mean, problems) == (1.0, 2)  # problems 1 and 2
     assert estimate.low < 1.0
-    same, _ = paired_difference(first, first)
+    same, _ = compared(first, first)
     assert (same.mean, -same.low) == (0.0, same.high)
     assert accuracy_of(first).mean == 1.0
 
@@ -226,7 +234,7 @@ def test_two_models_are_compared_on_the_problems_that_both_could_be_scored_on():
 def test_problems_of_equal_content_are_told_apart_by_their_place():
     result = evaluator(lambda p, s: right(float(p == 0)), problems=2).evaluate().responses
     alike = [r.__class__(r.dataset, r.problem, r.sample, prompts(1)[0], r.completion, r.score) for r in result]
-    estimate, problems = paired_difference(alike, alike)
+    estimate, problems = compared(alike, alike)
     assert (estimate.mean, problems) == (0.0, 2)
 
 

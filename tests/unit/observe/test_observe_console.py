@@ -13,7 +13,7 @@ from dapo.errors import SamplingStopped
 from dapo.observe.console import Console
 from dapo.observe.lines import sample_lines
 from dapo.observe.view import RunState, dashboard, hint_lines
-from dapo.observe.why import why
+from dapo.observe.why import LATER, why
 from dapo.types.evidence import CollectProgress, Shares, Stillness
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -288,10 +288,24 @@ def test_a_batch_that_takes_long_is_told_at_each_doubling_with_its_cause():
     assert told[0][1].startswith(
         "step 24: 1 of 32 groups kept, 5% of those judged, 128 groups judged. 90% of the groups"
     )
-    assert told[0][1].endswith(why(progress(shares=shares).shares, "rollouts/ (written when the step ends)"))
+    assert told[0][1].endswith(why(progress(shares=shares).shares, LATER))
     assert told[1][1] == "step 24: 1 of 32 groups kept, 5% of those judged, 256 groups judged."  # the cause is the same
     console.filling(progress(judged=5000, kept=32))  # full: nothing to complain of
     assert new() == ""
+
+
+def test_a_batch_that_starves_is_told_before_it_takes_long_and_again_with_the_cap_in_view():
+    console, _, new = filled("plain")
+    told = []
+    for judged in range(1, 160):
+        shares = Shares(kept=(judged >= 32) / judged, all_wrong=1 - (judged >= 32) / judged, judged=judged)
+        kept = int(judged >= 32)
+        console.filling(CollectProgress(1, kept, wanted=8, judged=judged, shares=shares, cap_groups=160.0))
+        told += [(judged, line) for line in new().splitlines()]
+    assert [judged for judged, _ in told] == [16, 32, 64, 128]
+    assert told[0][1].startswith("step 1: 0 of 8 groups kept, 0% of those judged, 16 groups judged; at this rate")
+    assert all("cap.groups ends the search at 160" in line for _, line in told)
+    assert ["too hard" in line for _, line in told] == [True, False, False, False]  # the cause once a step
 
 
 def test_a_level_is_told_again_only_after_ten_steps():

@@ -6,10 +6,11 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from evaluated import evaluation
 
 from dapo.algorithms.statistics import majority_correct, mean_interval, pass_at_k
 from dapo.api.run import Run
-from dapo.config.schema import Logging
+from dapo.config import recipe_from_dict
 from dapo.errors import RecipeError
 from dapo.loop.evaluation_metrics import result_of
 from dapo.observe.callbacks import Callbacks
@@ -44,11 +45,24 @@ def recorded(tmp_path):
     console = Console("quiet")
     console.start("r", 30)
     (tmp_path / "recipe.resolved.yaml").write_text("{}")
-    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), Logging())
+    recipe = recipe_from_dict({"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}).recipe
+    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), recipe)
     recorder.evaluation(20, result)
     recorder.step(20, result.metrics, [])
     recorder.close()
     return tmp_path, result.metrics
+
+
+@pytest.mark.parametrize(("step", "told"), [(0, True), (10, False)])
+def test_an_evaluation_before_training_that_foretells_starving_is_warned_of(tmp_path, capsys, step, told):
+    given = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, "rewards": [{"kind": "math"}]}
+    console = Console("quiet")
+    console.start("r", 30)
+    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), recipe_from_dict(given).recipe)
+    responses = evaluation([[0.0] * 4] * 60, cut=160)
+    recorder.evaluation(step, result_of({"held_out": responses}, 4, greedy=False))
+    recorder.close()
+    assert ("warning: step 0: 0 of 240 held-out responses are right" in capsys.readouterr().err) == told
 
 
 def test_the_numbers_of_all_problems_can_be_counted_again(recorded):

@@ -16,11 +16,12 @@ from dapo.observe.commands import record_given, resume_said
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.run_lock import is_held
 from dapo.observe.sentences import PARTIAL, stop_said
-from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
+from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_filling, read_status
 from dapo.types.evidence import (
     Awaited,
     Cause,
     ClusterLost,
+    CollectProgress,
     DataEnded,
     Example,
     Hopeless,
@@ -94,6 +95,7 @@ def test_a_run_says_how_it_stands_at_most_once_a_second(path):
         "doing": "",
         "folder": str(path.parent),
         "evidence": None,
+        "filling": None,
     }
     clock.now = 1000.9
     status.doing("1 of 4 kept")
@@ -118,6 +120,23 @@ def test_a_resumed_run_says_running_again_and_keeps_its_first_start(path):
     found = read_status(path)
     assert (found.state, found.said, found.step, found.steps) == ("running", "", 5, 12)
     assert (found.started, found.updated) == (1000.0, 2000.0)
+
+
+def test_the_facts_of_a_batch_that_fills_outlive_the_process_and_not_the_step(path):
+    clock = Clock()
+    status = StatusWriter(path, steps=9, clock=clock)
+    shares = Shares(all_wrong=1.0, judged=32, answered=0.0, unscored={"timeout \ud800": 3})
+    filling = CollectProgress(1, 0, 8, 32, shares, generated_tokens=900, cap_groups=160.0)
+    clock.now = 1001.0
+    status.doing("0 of 8 kept", filling)
+    clean = replace(filling, shares=replace(shares, unscored={"timeout \ufffd": 3}))
+    assert read_filling(read_status(path).filling) == clean  # of a process that is killed here
+    status.end("interrupted", "stopped")
+    assert read_filling(read_status(path).filling) == clean
+    status.step(1)
+    assert read_status(path).filling is None
+    for odd in ({}, {"step": 1}, {**asdict(filling), "judged": 1e300}, {**asdict(filling), "shares": 3}, 7, None):
+        assert read_filling(odd) is None
 
 
 UNSCORED = UnscoredEvidence(32, {"timeout": 30, "crash": 2}, engine=False)

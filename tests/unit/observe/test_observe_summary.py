@@ -194,6 +194,21 @@ def test_answers_are_said_to_have_gained_only_where_they_did(after, said):
     assert said in out.file.getvalue()
 
 
+def test_answers_that_were_lost_stand_beside_those_that_gained():
+    out = RichConsole(file=io.StringIO(), width=120)
+    rows = [{"step": step, **metrics_of(step)} for step in (0, 10)]
+    changes = {"won": (0.0, 1.0), "same": (1.0, 1.0), "still": (1.0, 1.0), "lost": (1.0, 0.0), "less": (1.0, 0.5)}
+    samples = [sample(10 * n, name, pair[n]) for n in (0, 1) for name, pair in changes.items()]
+    assert [before.prompt_id for before, _ in before_and_after(samples, lost=True)] == ["lost", "less"]
+    out.print(summary_module.summary(rows, samples, 100))
+    gained, _, lost = out.file.getvalue().partition("those that lost most")
+    assert "those that gained most" in gained
+    assert lost.count("✗") == 2  # the answers of today
+    out = RichConsole(file=io.StringIO(), width=120)
+    out.print(summary_module.summary(rows, [s for s in samples if s.prompt_id not in ("lost", "less")], 100))
+    assert "lost most" not in out.file.getvalue()
+
+
 def test_before_and_after_pairs_the_same_problems_gains_first():
     samples = [
         sample(0, "a", 1.0),

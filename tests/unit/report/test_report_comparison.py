@@ -1,5 +1,8 @@
 """Recipes against one another: names by what differs, and intervals that were worked out by hand."""
 
+from evaluated import evaluation
+
+from dapo.observe.evaluations import write_evaluation
 from dapo.observe.run_folder import RunFolder
 from dapo.report.compare import families
 from dapo.report.comparison import compare_families, name_families
@@ -120,3 +123,15 @@ def test_a_run_of_another_version_has_no_settings_to_be_named_by(tmp_path, make_
     one, other = read_run(make_run(tmp_path / "one")), read_run(make_run(tmp_path / "two", seed=2))
     other.recipe = None
     assert name_families([[one], [other]]) == ["", ""]
+
+
+def test_single_runs_that_asked_the_same_problems_are_compared_in_pairs(tmp_path):
+    """8 of 100 problems are won: d' = 8 / 102, s' = 0.2867, so 0 lies 2.3 points below the interval."""
+    runs = [run_of(tmp_path, family, 1, {5: v}, half=0.1) for family, v in (("a", 0.40), ("b", 0.48))]
+    for run, right in zip(runs, (40, 48), strict=True):
+        run.folder.evaluations.mkdir()
+        write_evaluation(run.folder.evaluation_file(5), 5, evaluation([[1.0]] * right + [[0.0]] * (100 - right)))
+    said = compare_families(runs)[1]["said"]
+    assert "+8.0 points against a-1 (95 % interval +2.3 to +13.7, in pairs of the problems asked): better." in said
+    runs[1].folder.evaluation_file(5).unlink()
+    assert "(95 % interval −6.1 to +22.1, of the problems asked): within chance." in compare_families(runs)[1]["said"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from evaluated import evaluation, of_counts
 from hypothesis import given
 from hypothesis import strategies as st
 from made_rows import ROOT, rows, run_of, unfilled_run
@@ -15,14 +19,18 @@ from rule_cases import CASES, at, falling, late, many, waiting
 
 from dapo.config.schema import Recipe
 from dapo.metrics.glossary import GLOSSARY, lookup
+from dapo.observe.evaluations import write_evaluation
 from dapo.observe.prompts import write_prompts
 from dapo.observe.run_folder import RunFolder
-from dapo.report.outcome import sentences_of
+from dapo.observe.samples import Sample
+from dapo.observe.why import filling_line
+from dapo.report.outcome import sentences_of, tiles_of
 from dapo.report.rules import RULES, Facts, advice_of
 from dapo.report.rules.facts import RANK
 from dapo.report.rules.learning import _is_other
 from dapo.report.rules.table import table, with_table
-from dapo.types.batch import Prompt
+from dapo.types.batch import Prompt, content_id
+from dapo.types.evidence import CollectProgress, Shares
 
 
 def found(made: list[dict[str, Any]], *overrides: str, **more: Any) -> dict[str, str]:
@@ -36,7 +44,13 @@ def test_a_rule_speaks_at_its_bound_and_not_below(rule, speaks, severity, silent
 
 
 def test_every_rule_is_tested():
-    assert {rule.name for rule in RULES} == {case[0] for case in CASES} | {"batch_unfilled", "passes"}
+    assert {rule.name for rule in RULES} == {case[0] for case in CASES} | {
+        "batch_unfilled",
+        "batch_starves",
+        "hopeless_start",
+        "given_up",
+        "passes",
+    }
 
 
 def test_passes_over_the_training_problems_are_counted_from_the_run_s_prompts(tmp_path):
@@ -52,6 +66,105 @@ def test_passes_over_the_training_problems_are_counted_from_the_run_s_prompts(tm
         assert [a["severity"] for a in notes] == ["note"] * speaks
     folder.prompts.write_bytes(b"PAR1")
     assert advice_of(run_of(rows(60), folder=folder)) == []
+
+
+def starving(kept=0, judged=32, step=1, **more):
+    shares = Shares(kept=kept / judged, all_wrong=1 - kept / judged, judged=judged, truncated=0.7, answered=0.0)
+    return CollectProgress(step, kept, 8, judged, shares, cap_groups=160.0, **more)
+
+
+def in_its_first_step(folder, filling=None, right=None, state="running", made=None):
+    """A run before its first line of a step, and its evaluation before training."""
+    if right is not None:
+        folder.evaluations.mkdir(parents=True)
+        write_evaluation(folder.evaluation_file(0), 0, evaluation(right, cut=len(right)))
+    run = run_of(made or [{"step": 0, "validation/accuracy": 0.0, "time/evaluate": 300.0}], state=state, folder=folder)
+    if filling is not None:
+        run.status_record["filling"] = json.loads(json.dumps(asdict(filling)))
+    return advice_of(run)
+
+
+@pytest.mark.parametrize("state", ["running", "interrupted", "failed"])
+def test_a_run_that_starves_in_its_first_step_says_so_in_the_words_of_the_console(tmp_path, state):
+    right = [[0.0] * 4] * 60
+    (advice,) = in_its_first_step(RunFolder(tmp_path), starving(), right, state)
+    assert (advice["rule"], advice["severity"], advice["first_step"]) == ("batch_starves", "bad", 1)
+    assert advice["said"] == filling_line(starving())
+    assert "time_beside" not in advice["rule"]  # an evaluation before the first step is not too many of them
+
+
+def test_a_batch_that_fills_or_is_done_does_not_starve(tmp_path):
+    assert in_its_first_step(RunFolder(tmp_path), starving(kept=8)) == []
+    assert in_its_first_step(RunFolder(tmp_path), starving(step=60), made=rows(60)) == []  # of a step with a line
+    (advice,) = in_its_first_step(RunFolder(tmp_path), starving(step=61), made=rows(60))
+    assert (advice["rule"], advice["last_step"]) == ("batch_starves", 61)
+
+
+def test_before_a_group_is_judged_the_evaluation_foretells_what_comes(tmp_path):
+    (advice,) = in_its_first_step(RunFolder(tmp_path), None, [[0.0] * 4] * 60)
+    assert (advice["rule"], advice["severity"]) == ("hopeless_start", "warn")
+    assert advice["said"].startswith("0 of 240 held-out responses are right before training.")
+    assert in_its_first_step(RunFolder(tmp_path / "able"), None, [[1.0, 0.0]] * 60) == []
+    folder = RunFolder(tmp_path / "later")
+    assert in_its_first_step(folder, None, [[0.0] * 4] * 60, made=rows(60)) == []  # its steps say more
+
+
+def evaluated(folder, rights):
+    """A run with an evaluation every ten steps; ``rights``: by evaluation, right responses of 4 to each problem."""
+    folder.evaluations.mkdir(parents=True)
+    for n, right in enumerate(rights):
+        write_evaluation(folder.evaluation_file(10 * n), 10 * n, evaluation(of_counts(right, 4)))
+    accuracy = [sum(right) / 4 / len(right) for right in rights]
+    passed = [sum(count > 0 for count in right) / len(right) for right in rights]
+
+    def of_step(values, beside=0.0):
+        return lambda step: values[step // 10] + beside
+
+    made = rows(
+        10 * len(rights) - 10,
+        validation__accuracy=of_step(accuracy),
+        validation__accuracy_low=of_step(accuracy, -0.1),
+        validation__accuracy_high=of_step(accuracy, 0.1),
+        validation__pass_at_4=of_step(passed),
+    )
+    texts = [
+        Sample(0, "held_out", content_id(f"problem {n}"), f"<{n}>", "", "", 1.0, 3, False, False, None, f"text {n}")
+        for n in range(2)
+    ]
+    return run_of(made, folder=folder, samples=texts)
+
+
+def test_problems_given_up_are_listed_though_pass_at_4_holds(tmp_path):
+    """Of 40 problems 6 are lost and 6 are won: accuracy rises, and pass@4 is the same."""
+    before = [4] * 6 + [0] * 6 + [2] * 28
+    run = evaluated(RunFolder(tmp_path), [before, before, [4, 0, 0, 4, 2, 1, 4, 0] + [3] * 32, [0] * 6 + [4] * 34])
+    assert "pass@4 held (85.0% to 85.0%)" in " ".join(sentences_of(run))
+    (advice,) = [a for a in advice_of(run) if a["rule"] == "given_up"]
+    assert (advice["severity"], advice["first_step"]) == ("warn", 30)
+    assert advice["said"].startswith(
+        "Of 40 held-out problems 6 had right responses up to step 0 and none since step 30, by more than chance "
+        "explains; 6 were won. Lost most: 'text 0' (4 of 4 right, then 0 of 4); 'text 1' (4 of 4 right, then 0 of 4); "
+        "problem 2 of held_out, answer '2' (4 of 4 right, then 0 of 4). Won most: problem 6 of held_out"
+    )
+
+
+def test_what_chance_explains_is_not_given_up(tmp_path):
+    before = [2, 0, 3, 1] * 10  # 3 of 4 and then none: 1 in 14
+    assert "given_up" not in {a["rule"] for a in advice_of(evaluated(RunFolder(tmp_path), [before, [0, 2, 0, 3] * 10]))}
+
+
+def test_a_change_of_the_same_problems_is_compared_in_pairs(tmp_path):
+    """8 of 100 problems are won, the others stay: an interval of 10 points to either side would hide that."""
+    before = [4] * 40 + [0] * 60
+    run = evaluated(RunFolder(tmp_path), [before, [4] * 48 + [0] * 52])
+    # d = 1 for 8 of 100, two problems added: n' = 102, s' = sqrt((8 + 1) / 102 - (8 / 102)^2) = 0.2867
+    # the interval begins at 0.0784 - 1.96 x 0.2867 / sqrt(102) = 0.0228, so chance explains 8 - 2.3 points
+    (said,) = [s for s in sentences_of(run) if s.startswith("Held-out accuracy rose")]
+    assert said.endswith("in 10 steps, more than chance explains (5.7 points).")
+    (tile,) = [t for t in tiles_of(run) if t["label"] == "held-out accuracy"]
+    assert tile["tone"] == "good"
+    shutil.rmtree(tmp_path)
+    assert "within chance (a change below 14.1 points says nothing)" in " ".join(sentences_of(run))
 
 
 def test_a_run_of_an_agent_has_a_note_that_it_may_not_repeat_itself():

@@ -1,0 +1,49 @@
+"""Evaluations made up of counts: which responses to which problem were right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dapo.types.batch import Completion, Prompt, Score, content_id
+from dapo.types.enums import FinishReason
+from dapo.types.evaluation import Evaluated
+
+
+def evaluation(
+    right: Sequence[Sequence[float | None]],
+    *,
+    name: str = "held_out",
+    first: int = 0,
+    cut: int = 0,
+    read: bool = True,
+    order: Sequence[int] | None = None,
+) -> list[Evaluated]:
+    """Return the responses of an evaluation.
+
+    Args:
+        right: by problem, the accuracy of each sampled response; None: it could not be scored.
+        name: of the set.
+        first: number in the content of the first problem: other numbers are other problems.
+        cut: responses that reached the limit, from the beginning.
+        read: the verifier names the answers that it reads.
+        order: in which the problems stand in the data.
+    """
+    made = []
+    for place, problem in enumerate(order or range(len(right))):
+        text = f"problem {first + problem}"
+        prompt = Prompt(content_id(text), text, np.array([1]), text, str(problem), name)
+        for sample, accuracy in enumerate(right[problem]):
+            values = {} if accuracy is None else {"accuracy": accuracy}
+            score = Score(values, accuracy, answer="7" if read else None, reason="crash" if accuracy is None else None)
+            finish = FinishReason.LENGTH if len(made) < cut else FinishReason.STOP
+            tokens = np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros(3, np.int32)
+            made.append(Evaluated(name, place, sample, prompt, Completion(*tokens, finish, "text"), score))
+    return made
+
+
+def of_counts(right: Mapping[int, int] | Sequence[int], samples: int) -> list[list[float]]:
+    """Return for each problem so many right responses among its samples."""
+    counts = right.values() if isinstance(right, Mapping) else right
+    return [[1.0] * int(count) + [0.0] * (samples - int(count)) for count in counts]
