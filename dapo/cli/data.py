@@ -21,7 +21,7 @@ from dapo.observe.prompts import History, Standing
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, number, percent, shorten, sparkline
 from dapo.observe.view import ACCENT, BAD, GOOD, QUIET
-from dapo.observe.why import LATER, heartbeat, start_said, why
+from dapo.observe.why import LATER, by_verdict, heartbeat, start_said, why
 from dapo.types.batch import BoolArray, IntArray
 from dapo.types.enums import Verdict
 from dapo.types.evidence import HEALTHY
@@ -352,8 +352,7 @@ def _acceptance(data: RunData) -> Iterator[RenderableType]:
         yield _say("Dynamic sampling is off: every group with two voters trains.")
         return
     if shares.judged:
-        names = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_few_scored")
-        said = [f"{percent(getattr(shares, n))} {n.replace('_', ' ')}" for n in names if getattr(shares, n)]
+        said = [f"{percent(share)} {name}" for name, share in by_verdict(shares) if share]
         yield _say(f"{shares.judged:,} groups judged {when}: {', '.join(said)}.")
     if data.filling is not None:
         yield _say(f"{heartbeat(data.filling)}.", "yellow" if data.filling.starves else "")

@@ -19,6 +19,7 @@ from dapo.observe import supervised
 from dapo.observe.held_out import AccuracyPoint, HeldOut, accuracy_of, chance_between
 from dapo.observe.metrics import shown
 from dapo.observe.text import clean, duration, interval, number, percent, sparkline
+from dapo.observe.why import by_verdict
 from dapo.types.evidence import CollectProgress
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
@@ -174,14 +175,7 @@ def _collecting(state: RunState, inner: int) -> list[RenderableType]:
     bar_style, style = (ACCENT, "") if busy else (QUIET, QUIET)
     shares = filling.shares
     said = [f"{filling.judged} judged", f"{percent(shares.kept, 0)} kept"]
-    dropped = (
-        ("all wrong", shares.all_wrong),
-        ("all correct", shares.all_correct),
-        ("uniform", shares.uniform),
-        ("out of band", shares.out_of_band),
-        ("too few scored", shares.too_few_scored),
-    )
-    for name, share in sorted(dropped, key=lambda pair: -pair[1]):  # where the line is cut, the least go
+    for name, share in sorted(by_verdict(shares)[1:], key=lambda pair: -pair[1]):  # where the line is cut, the least go
         if share >= 0.005:
             said.append(f"{percent(share, 0)} {name}")
     details = Text(" · ".join(said), style=QUIET, no_wrap=True, overflow="ellipsis")

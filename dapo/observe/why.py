@@ -11,6 +11,7 @@ from dapo.metrics.glossary import PHASES
 from dapo.observe.held_out import HeldOut
 from dapo.observe.shares import expected_shares
 from dapo.observe.text import percent, seconds_said, shorten
+from dapo.types.enums import Verdict
 from dapo.types.evaluation import EvaluationProgress
 from dapo.types.evidence import (
     HEALTHY,
@@ -166,6 +167,11 @@ def awaited_said(awaited: Awaited) -> str:
         scores = f"{counted(awaited.scored, 'score')} that arrived take effect from engine step {awaited.effect_at}"
         owed.append(f"{scores} on; the engine is at {awaited.clock}")
     return ", ".join(owed)
+
+
+def by_verdict(shares: Shares) -> list[tuple[str, float]]:
+    """Return the verdicts in words, each with its share of the groups."""
+    return [(verdict.replace("_", " "), getattr(shares, verdict)) for verdict in Verdict]
 
 
 def _all_wrong(shares: Shares) -> str:
