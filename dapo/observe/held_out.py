@@ -15,7 +15,7 @@ SAME = 0.9
 
 
 class Problem(NamedTuple):
-    """What makes two held-out problems the same one, in whatever run."""
+    """Identity of a held-out problem, in whatever run."""
 
     set: str
     prompt_id: str  # content hash

@@ -1,4 +1,4 @@
-"""What became of judged groups, from the files of a run: what ``why`` finds its words for, at any moment of it."""
+"""Shares of judged groups by verdict, from the files of a run or foretold; ``why`` finds the words for them."""
 
 from __future__ import annotations
 
