@@ -1,11 +1,11 @@
 """TRL's GRPOTrainer on the data, prompts and settings of the recipe ``sums_smollm2``, for as many steps, beside it.
 
     make bench-chat-model-trl MODEL=FOLDER          # in an environment that holds both
-    python benchmarks/chat_model_trl.py --model FOLDER [--seed 1] [--steps 30] [--threads 2] [--out benchmarks/results]
+    python benchmarks/chat_model_trl.py --model FOLDER [--seed 1] [--steps 30] [--threads 2] [--autocast]
 
 FOLDER holds the dequantised model, as ``dapo`` keeps it in its cache. TRL has no dynamic sampling. Its weights are
-float32 and it computes in bfloat16, as it advises. Evaluations are plain transformers, before and after; their seconds
-are not counted.
+float32, and it computes in float32: with ``--autocast`` in bfloat16, which TRL advises and takes longer on a processor.
+Evaluations are plain transformers, before and after; their seconds are not counted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def evaluate(model: Any, tokenizer: Any, problems: list[dict[str, str]], tokens:
     for first in range(0, len(problems), AT_ONCE):
         some = problems[first : first + AT_ONCE]
         batch = tokenizer([one["prompt"] for one in some], return_tensors="pt", padding=True, add_special_tokens=False)
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        with torch.inference_mode():
             made = model.generate(**batch, do_sample=sampled, top_k=0, max_new_tokens=tokens)
         texts = tokenizer.batch_decode(made[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         right += sum(is_right(text, one["answer"]) for text, one in zip(texts, some, strict=True))
@@ -77,7 +77,7 @@ def trainer_of(recipe: Recipe, model: Any, tokenizer: Any, problems: list[dict[s
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         use_cpu=True,
-        bf16=True,
+        bf16=options.autocast,
         gradient_checkpointing=False,
         loss_type="dapo",
         epsilon=r.algorithm.clip.low,
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--autocast", action="store_true", help="compute in bfloat16")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     refuse_changes(options.out)
@@ -164,7 +165,8 @@ def main() -> None:
         if "rewards/accuracy/mean" in entry
     ]
     machine = describe_machine() | {"threads": options.threads}
-    result = {"machine": machine, "seed": options.seed, "steps": options.steps, **found}
+    settings = {"seed": options.seed, "steps": options.steps, "autocast": options.autocast}
+    result = {"machine": machine, **settings, **found}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(found, indent=1))
