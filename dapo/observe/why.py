@@ -111,11 +111,13 @@ def _at_this_rate(progress: CollectProgress) -> str:
     groups = progress.groups_needed
     needs = f"needs about {groups:.0f} groups" if math.isfinite(groups) else "never gets full"
     if progress.cap_groups is not None and groups > progress.cap_groups:
-        cap = f"cap.groups ends the search at {progress.cap_groups:.0f}"
-    else:
+        cap = f"{_OWN}.cap.groups ends the search at {progress.cap_groups:.0f}"
+    elif progress.cap_tokens is not None:
         so_far = f"{progress.generated_tokens:,} are generated"
-        cap = f"cap.tokens ends the search at {progress.cap_tokens or 0:,.0f} tokens ({so_far})"
-    return f"; at this rate the batch {needs}, and {_OWN}.{cap}"
+        cap = f"{_OWN}.cap.tokens ends the search at {progress.cap_tokens:,.0f} tokens ({so_far})"
+    else:
+        cap = f"no {_OWN}.cap ends the search"
+    return f"; at this rate the batch {needs}, and {cap}"
 
 
 def start_said(held_out: HeldOut, recipe: Recipe) -> str:

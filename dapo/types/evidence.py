@@ -127,13 +127,14 @@ class CollectProgress:
 
     @property
     def starves(self) -> bool:
-        """Whether enough groups were judged to say that a cap will be met before the batch is full."""
+        """Whether enough groups were judged to say that the batch never gets full, or not before a cap is met."""
         groups = math.inf if self.cap_groups is None else self.cap_groups
         if self.judged < min(max(SURE, self.wanted / 4), groups / 4):
             return False
         tokens = math.inf if self.cap_tokens is None else self.cap_tokens
         needed = self.groups_needed
-        return needed > groups or self.generated_tokens / max(1, self.judged) * needed > tokens
+        spent = self.generated_tokens / max(1, self.judged) * needed if math.isfinite(needed) else math.inf
+        return math.isinf(needed) or needed > groups or spent > tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dapo.data.load import FEW_HELD_OUT, MANY_PASSES, few_held_out, many_passes
 from dapo.metrics.glossary import lookup
 from dapo.observe.commands import export_said
@@ -22,6 +24,8 @@ MOST_EVALUATIONS, SURE = 5, 0.05
 """Evaluations at either end, at most a third of all; probability below which chance explains no problem's fall."""
 GIVEN_UP, GIVEN_UP_MUCH, LISTED = 0.01, 0.05, 3
 """Shares of the held-out problems; those that are listed."""
+TWICE = 1.96
+"""Standard deviations by which more problems are lost than won (McNemar's test)."""
 DIVERSITY = 0.03
 """Fall of pass@k that counts, where chance does not explain it."""
 
@@ -185,19 +189,21 @@ def given_up(facts: Facts) -> Finding | None:
     known = [[one for one in part if one is not None] for part in (early, late)]
     if len(found) < 2 or min(map(len, known)) < several:
         return None
-    lost, won = ([one for one in part if one.by_chance < SURE] for part in moved(*known))
-    problems = len(known[1][-1].problems)
-    if len(lost) < GIVEN_UP * problems or not lost:
+    lost, won = moved(*known)
+    sure, problems = sum(one.by_chance < SURE for one in lost), len(known[1][-1].problems)
+    more_lost = len(lost) - len(won) > TWICE * math.sqrt(len(lost) + len(won))
+    if not more_lost and (not sure or sure < GIVEN_UP * problems):
         return None
     since = found[-several].step
     names = _problem_names(facts)
     listed = "; ".join(_moved_said(one, names) for one in lost[:LISTED])
     gained = f" Won most: {'; '.join(_moved_said(one, names) for one in won[:LISTED])}." if won else ""
     return Finding(
-        "warn" if len(lost) >= GIVEN_UP_MUCH * problems else "note",
+        "warn" if more_lost or sure >= GIVEN_UP_MUCH * problems else "note",
         "Held-out problems that were solved are solved no more",
         f"Of {problems:,} held-out problems {len(lost):,} had right responses up to step {found[several - 1].step} and "
-        f"none since step {since}, by more than chance explains; {len(won):,} were won. Lost most: {listed}.{gained}",
+        f"none since step {since}, {sure:,} of them by more than chance explains; {len(won):,} were won. Lost most: "
+        f"{listed}.{gained}",
         since,
         found[-1].step,
         ["validation/accuracy", "train/entropy"],
@@ -308,7 +314,8 @@ RULES = (
     Rule(
         "given_up",
         "held-out problems with right responses in the first evaluations and none in the last ones, by more than "
-        f"chance explains: {percent(GIVEN_UP, 0)} of them (a warning from {percent(GIVEN_UP_MUCH, 0)})",
+        f"chance explains: {percent(GIVEN_UP, 0)} of them (a warning from {percent(GIVEN_UP_MUCH, 0)}); or more such "
+        "problems lost than won, by McNemar's test",
         "The model gives up kinds of problems that it could solve, which accuracy and pass@k over all problems hide.",
         "Read its answers to them. Train on more problems of that kind, raise algorithm.clip.high, lower "
         "learner.learning_rate, or take an earlier checkpoint.",

@@ -142,7 +142,9 @@ def a_batch(kept, judged, wanted=8, carried=0, **more):
         (a_batch(0, 5, wanted=1, cap_groups=20.0), True),  # a quarter of the cap
         (a_batch(1, 32, carried=7), False),  # it is full
         (a_batch(0, 32, carried=8), False),
-        (a_batch(0, 64, cap_groups=None), False),  # nothing ends the search
+        (a_batch(0, 64, cap_groups=None), True),  # nothing ends the search
+        (a_batch(1, 640, cap_groups=None), False),  # it takes long
+        (a_batch(0, 64, cap_groups=None, carried=8), False),
         (a_batch(2, 32, cap_tokens=10_000, generated_tokens=3000), True),  # 128 groups take 12,000 tokens
         (a_batch(2, 32, cap_tokens=12_001, generated_tokens=3000), False),
         (a_batch(2, 32, cap_groups=None, cap_tokens=10_000, generated_tokens=3000), True),
@@ -160,6 +162,9 @@ def test_a_batch_that_starves_names_what_it_needs_and_the_cap():
     assert "the batch never gets full, and algorithm.dynamic_sampling.cap.groups ends" in heartbeat(a_batch(0, 32))
     tokens = a_batch(2, 32, cap_tokens=10_000, generated_tokens=3000)
     assert heartbeat(tokens).endswith("cap.tokens ends the search at 10,000 tokens (3,000 are generated)")
+    assert heartbeat(a_batch(0, 32, cap_groups=None)).endswith(
+        ", and no algorithm.dynamic_sampling.cap ends the search"
+    )
     assert ", 32 groups judged; at this rate the batch needs" in filling_line(a_batch(1, 32))
 
 

@@ -142,10 +142,18 @@ def test_problems_given_up_are_listed_though_pass_at_4_holds(tmp_path):
     (advice,) = [a for a in advice_of(run) if a["rule"] == "given_up"]
     assert (advice["severity"], advice["first_step"]) == ("warn", 30)
     assert advice["said"].startswith(
-        "Of 40 held-out problems 6 had right responses up to step 0 and none since step 30, by more than chance "
+        "Of 40 held-out problems 6 had right responses up to step 0 and none since step 30, 6 of them by more than chance "
         "explains; 6 were won. Lost most: 'text 0' (4 of 4 right, then 0 of 4); 'text 1' (4 of 4 right, then 0 of 4); "
         "problem 2 of held_out, answer '2' (4 of 4 right, then 0 of 4). Won most: problem 6 of held_out"
     )
+
+
+def test_many_problems_that_were_each_lost_by_chance_are_given_up_together(tmp_path):
+    """20 problems solved 1 time in 4 and then never, and 4 the other way: 16 is more than 1.96 x sqrt(24) = 9.6."""
+    for n, (lost, won, said) in enumerate(((20, 4, True), (20, 9, True), (20, 10, False))):
+        before, after = [1] * lost + [0] * won + [4] * 70, [0] * lost + [1] * won + [4] * 70
+        run = evaluated(RunFolder(tmp_path / str(n)), [before, after])
+        assert ("given_up" in {a["rule"] for a in advice_of(run)}) == said, (lost, won)
 
 
 def test_what_chance_explains_is_not_given_up(tmp_path):
