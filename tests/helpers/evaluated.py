@@ -33,7 +33,7 @@ def evaluation(
     made = []
     for place, problem in enumerate(order or range(len(right))):
         text = f"problem {first + problem}"
-        prompt = Prompt(content_id(text), text, np.array([1]), text, str(problem), name)
+        prompt = Prompt(content_id(text), text, np.array([1]), text, str(first + problem), name)
         for sample, accuracy in enumerate(right[problem]):
             values = {} if accuracy is None else {"accuracy": accuracy}
             score = Score(values, accuracy, answer="7" if read else None, reason="crash" if accuracy is None else None)

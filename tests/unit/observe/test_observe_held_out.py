@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -36,11 +37,11 @@ def test_the_interval_of_a_change_worked_by_hand():
 
 
 def test_what_chance_explains_is_the_change_that_would_just_leave_zero_outside():
-    for right in (28, 30, 34, 37, 40):
-        before, after = [[1.0]] * 25 + [[0.0]] * 35, [[1.0]] * right + [[0.0]] * (60 - right)
+    for won, lost in itertools.product(range(11), range(11)):
+        before, after = [[0.0]] * won + [[1.0]] * lost + [[1.0]] * 10, [[1.0]] * won + [[0.0]] * lost + [[1.0]] * 10
         change = difference(counted(before), counted(after))
-        told = change.mean > chance_between(point(0, before), point(9, after))
-        assert told == (change.low > 0)
+        told = abs(change.mean) > chance_between(point(0, before), point(9, after))
+        assert told == (not change.low <= 0 <= change.high), (won, lost)
 
 
 def test_in_pairs_the_variance_is_that_of_both_less_twice_their_covariance():
@@ -82,6 +83,8 @@ def test_equal_problems_are_told_apart_by_their_place_even_if_one_is_not_scored(
     lost = [r.__class__(r.dataset, r.problem, r.sample, twice[0].prompt, r.completion, r.score) for r in lost]
     ((estimate, problems),) = differences(held_out_of(lost), held_out_of(alike)).values()
     assert (estimate.mean, problems) == (0.0, 1)  # the second with the second
+    ((_, problems),) = differences(held_out_of(alike), held_out_of(alike)).values()
+    assert problems == 2
 
 
 def test_other_problems_are_compared_as_independent_evaluations():

@@ -131,8 +131,9 @@ def test_the_facts_of_a_batch_that_fills_outlive_the_process_and_not_the_step(pa
     status.doing("0 of 8 kept", filling)
     clean = replace(filling, shares=replace(shares, unscored={"timeout \ufffd": 3}))
     assert read_filling(read_status(path).filling) == clean  # of a process that is killed here
+    status.doing("1 of 8 kept", replace(filling, kept=1))  # within the same second
     status.end("interrupted", "stopped")
-    assert read_filling(read_status(path).filling) == clean
+    assert read_filling(read_status(path).filling) == replace(clean, kept=1)
     status.step(1)
     assert read_status(path).filling is None
     for odd in ({}, {"step": 1}, {**asdict(filling), "judged": 1e300}, {**asdict(filling), "shares": 3}, 7, None):

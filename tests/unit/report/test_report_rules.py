@@ -142,8 +142,8 @@ def test_problems_given_up_are_listed_though_pass_at_4_holds(tmp_path):
     (advice,) = [a for a in advice_of(run) if a["rule"] == "given_up"]
     assert (advice["severity"], advice["first_step"]) == ("warn", 30)
     assert advice["said"].startswith(
-        "Of 40 held-out problems 6 had right responses up to step 0 and none since step 30, 6 of them by more than chance "
-        "explains; 6 were won. Lost most: 'text 0' (4 of 4 right, then 0 of 4); 'text 1' (4 of 4 right, then 0 of 4); "
+        "Of 40 held-out problems 6 had right responses up to step 0 and none since step 30, 6 of them by more than "
+        "chance explains; 6 were won. Lost most: 'text 0' (4 of 4 right, then 0 of 4); 'text 1' (4 of 4 right, then 0 of 4); "
         "problem 2 of held_out, answer '2' (4 of 4 right, then 0 of 4). Won most: problem 6 of held_out"
     )
 
