@@ -337,6 +337,15 @@ def test_truncated_responses_are_told_with_the_cause():
     assert told[-1].shares.generated_tokens == 8 * (20 + 3)
 
 
+@pytest.mark.parametrize(("mode", "caps"), [("filter", (8.0, 900)), ("mask", (None, None))])
+def test_those_who_look_on_know_the_caps_of_a_step_that_searches(mode, caps):
+    told = []
+    cap = {"groups": 2, "tokens": 900}
+    right = lambda g, i: float(i % 2)  # noqa: E731
+    make_collector(length=lambda g, i: 5, accuracy=right, mode=mode, cap=cap, watch=told.append).collect(1)
+    assert {(f.cap_groups, f.cap_tokens) for f in told} == {caps}  # P = 4
+
+
 def test_tokens_of_a_stopped_step_stay_in_the_account():
     collector = make_collector(length=lambda g, i: 5, accuracy=lambda g, i: 0.0, cap={"groups": 2})
     with pytest.raises(SamplingStopped):

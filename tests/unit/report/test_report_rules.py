@@ -143,9 +143,15 @@ def test_problems_given_up_are_listed_though_pass_at_4_holds(tmp_path):
     assert (advice["severity"], advice["first_step"]) == ("warn", 30)
     assert advice["said"].startswith(
         "Of 40 held-out problems 6 had right responses up to step 0 and none since step 30, 6 of them by more than "
-        "chance explains; 6 were won. Lost most: 'text 0' (4 of 4 right, then 0 of 4); 'text 1' (4 of 4 right, then 0 of 4); "
-        "problem 2 of held_out, answer '2' (4 of 4 right, then 0 of 4). Won most: problem 6 of held_out"
+        "chance explains; 6 were won. Lost most: 'text 0' (4 of 4 right, then 0 of 4); 'text 1' (4 of 4 right, then 0 "
+        "of 4); problem 2 of held_out, answer '2' (4 of 4 right, then 0 of 4). Won most: problem 6 of held_out"
     )
+
+
+def test_a_change_of_pass_at_k_is_compared_by_the_problems_pass_at_k(tmp_path):
+    """8 problems won and 4 lost of 100: 4 points, and chance explains 1.96 x sqrt(13) / 102 = 6.9."""
+    run = evaluated(RunFolder(tmp_path), [[0] * 8 + [1] * 4 + [4] * 88, [1] * 8 + [0] * 4 + [4] * 88])
+    assert "pass@4 held (92.0% to 96.0%)" in " ".join(sentences_of(run)).replace("Pass", "pass")
 
 
 def test_many_problems_that_were_each_lost_by_chance_are_given_up_together(tmp_path):
