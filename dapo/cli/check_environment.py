@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dapo.config import Recipe
+from dapo.errors import EpisodeError
 from dapo.types.batch import MODEL, Completion, Key, Prompt, SampleEvent, SampleRequest
 from dapo.types.enums import FinishReason
 from dapo.types.parts import parts_of
@@ -28,7 +29,7 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
 
     Raises:
         RecipeError: the end of a turn would not end it.
-        EpisodeError: the environment has scores that no reward reads.
+        EpisodeError: an episode failed, or the environment has scores that no reward reads.
     """
     from dapo.loop.sampling.rollouts import Rollouts
     from dapo.run.reinforcement import check_end_of_turn
@@ -50,6 +51,11 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         while not rollouts.has_ended("check"):
             rollouts.pump()
         (response,) = rollouts.ended("check")
+        if response.completion.ended == "error":
+            raise EpisodeError(
+                f"environment: an episode whose turns were {', '.join(repr(turn[:_SHOWN]) for turn in turns)} failed: "
+                f"{response.reason}"
+            )
         parts = parts_of(response.completion.turns)
         rows = [f"{len(part.prompt_ids)} + {part.stop - part.first}" for part in parts]
         said = [f"{counted(len(rows), 'row')} (tokens of prompt + turn): {', '.join(rows)}"] if rows else []
