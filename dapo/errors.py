@@ -48,7 +48,7 @@ class Unreachable(DapoError):
 
 
 class DataUnreachable(Unreachable, DataError):
-    """A data set of the hub that this machine cannot reach."""
+    """A data set of the hub that this machine cannot reach, or has no package to read."""
 
 
 class RewardError(DapoError, ValueError):

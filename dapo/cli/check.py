@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dapo.cli.check_hooks import import_hooks, try_hooks
 from dapo.cli.check_machine import (
+    WORTH_MEASURING,
     Fit,
     Looked,
     Needs,
@@ -37,7 +38,7 @@ from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.problems import brief
-from dapo.errors import Unreachable
+from dapo.errors import ModelError, Unreachable
 from dapo.loop.sampling.prompts import least_kept
 from dapo.observe.extra import PICTURES, missing
 from dapo.types.model import ModelFacts
@@ -70,8 +71,10 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     lacks = list(lacking(recipe))
     try:
         looked = (look_at_examples if supervised else look_at_rewards)(recipe, sections)
-    except Unreachable as error:
+    except (ModelError, Unreachable) as error:
         _add_without_model(recipe, sections)
+        if not isinstance(error, Unreachable):
+            raise
         lacks = [*(line for line in lacks if line != str(error)), str(error)]
     else:
         add("files", files(recipe, looked.facts), shown=lambda line: "/rollouts/: " not in line)
@@ -187,12 +190,12 @@ def _elsewhere(recipe: Recipe, deployment: Deployment) -> Iterator[str]:
 
 
 def _add_without_model(recipe: Recipe, sections: Sections) -> None:
-    """Add what needs nothing of the hub, which cannot be reached."""
+    """Add what needs neither model nor data, which could not be read."""
     deployment = deployment_of(recipe)
     if recipe.run.stage != "sft":
         sections.add("arithmetic, without model and data", arithmetic(recipe, None))
     sections.add("who runs where", [*deployment.lines(), *_cluster_lines(recipe, deployment)])
-    sections.add(LEFT_OUT, ["the model, the data, the rewards, memory and hours, without the hub"])
+    sections.add(LEFT_OUT, ["the model, the data, the rewards, memory and hours"])
 
 
 def _few_problems(recipe: Recipe, data: PreparedData) -> Iterator[str]:
@@ -256,7 +259,6 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     yield f"not known: which is faster on a GPU at any size; `make gpu` measures both and the GPU's bound{move}"
 
 
-WORTH_MEASURING = 10_000_000  # parameters: below, other things than products take most of the time
 NOTEWORTHY = 1.3  # times as fast: less is within the noise of half a second
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from dapo.cli.check_memory import Memory, estimate_memory, size_text
-from dapo.cli.check_time import MEAN_LENGTH, SPARE, step_work
+from dapo.cli.check_time import MEAN_LENGTH, SPARE, needed_memory, step_work
 from dapo.config import Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.deployment import Deployment, deployment_of
@@ -16,11 +16,13 @@ from dapo.types.model import ModelFacts
 from dapo.words import counted
 
 _PROCESS = 350 * 2**20  # bytes of a process that has imported torch and transformers, measured
-_REACHED = 0.7  # of the measured products' speed that decoding and learning reach (SmolLM2-135M, both precisions)
-_WEIGHTS = 2**23  # numbers of the measured product's second factor: more than a core's own cache holds
+_REACHED = {"float32": 0.9, "medium": 0.75, "bfloat16": 0.75}
+"""Share of a layer's product's speed that decoding and learning reach, by precision, measured on SmolLM2-135M."""
+_WEIGHTS = 2**23  # the most numbers of the measured product's second factor
 _LAYER = 1.5e-4  # seconds that a layer's small operations take in each decode step, whatever its width
 _UPDATE = 6e-9  # seconds of AdamW for each trained parameter, bounded by memory
 
+WORTH_MEASURING = 10_000_000  # parameters: below, other things than products take most of the time
 LONG = 24 * 3600.0  # seconds above which a run on a processor is not called good
 NEAR = 0.8  # of the memory: an estimate above it is doubted
 
@@ -41,7 +43,7 @@ class Needs:
     device: str  # "cpu" or "cuda", where the run would compute here
     memory: int  # bytes at the peak: of all its processes on a CPU, of one device on a GPU
     has: int | None  # bytes of the machine's memory or of its GPU; None: the system does not say
-    generate: float | None = None  # seconds of a step; None on a GPU
+    generate: float | None = None  # seconds of a step; None on a GPU, and of a small model
     learn: float | None = None
     evaluation: float | None = None  # seconds of one evaluation
     steps: int | None = None  # of a supervised run; None: trainer.steps
@@ -53,11 +55,11 @@ class Needs:
 
     @property
     def step(self) -> float | None:
-        """Seconds of a training step in which engine and learner take turns."""
+        """Seconds of a training step in which engine and learner take turns; None: not estimated."""
         return None if self.generate is None or self.learn is None else self.generate + self.learn
 
     def seconds(self, recipe: Recipe) -> float | None:
-        """Return the seconds of the whole run with its evaluations; None on a GPU."""
+        """Return the seconds of the whole run with its evaluations; None: not estimated."""
         if self.step is None or self.evaluation is None:
             return None
         return (self.steps or recipe.trainer.steps) * self.step + evaluations(recipe) * self.evaluation
@@ -103,11 +105,12 @@ def needs_here(recipe: Recipe, facts: ModelFacts, prompts: Prompts) -> Needs:
     if runs_on_gpu(recipe):
         import torch
 
-        memory = estimate_memory(recipe, facts, prompts.longest)
-        needed = int(max(memory.learning, memory.generating) * SPARE)
+        needed = int(needed_memory(estimate_memory(recipe, facts, prompts.longest)))
         return Needs("cuda", needed, torch.cuda.get_device_properties(0).total_memory)
     here = on_cpu(recipe)
     memory = estimate_memory(here, facts, prompts.longest)
+    if facts.parameters < WORTH_MEASURING:
+        return Needs("cpu", on_processor(here, memory), memory_size())
     work = step_work(here, facts, prompts.mean)
     rollout, validation, found = here.rollout, here.validation, deployment_of(here)
     cores = core_count()
@@ -140,16 +143,18 @@ def examples_here(recipe: Recipe, facts: ModelFacts, examples: Prompts, steps: i
         steps: of training.
     """
     given = supervised(recipe, steps)
-    memory = estimate_memory(given, facts, examples.longest)
     if runs_on_gpu(recipe):
         import torch
 
+        memory = estimate_memory(given, facts, examples.longest)
         return Needs("cuda", int(memory.learning * SPARE), torch.cuda.get_device_properties(0).total_memory)
     here = on_cpu(given)
+    memory = estimate_memory(here, facts, examples.longest)
+    if facts.parameters < WORTH_MEASURING:
+        return Needs("cpu", on_processor(here, memory), memory_size(), steps=steps)
     tokens = recipe.sft.batch_size * examples.mean
     learning = min(core_count(), here.run.threads * here.learner.ranks)
     learn = 6.0 * _computing(facts) * tokens / _speed(here, facts, 128) / learning + _updating(here, facts)
-    memory = estimate_memory(here, facts, examples.longest)
     return Needs("cpu", on_processor(here, memory), memory_size(), 0.0, learn, 0.0, steps)
 
 
@@ -306,11 +311,12 @@ def _speed(recipe: Recipe, facts: ModelFacts, rows: int) -> float:
     from dapo.models.precision import precision_of
 
     name = precision_of(recipe.model.dtype, recipe.model.matmul_precision)
-    return _REACHED * _product_rate(name, facts.hidden, 1 << (min(rows, 128) - 1).bit_length())
+    outer = max(1, min(2 * facts.ffn, _WEIGHTS // facts.hidden))
+    return _REACHED[name] * _product_rate(name, facts.hidden, outer, 1 << (min(rows, 128) - 1).bit_length())
 
 
 @cache
-def _product_rate(name: str, hidden: int, rows: int) -> float:
+def _product_rate(name: str, inner: int, outer: int, rows: int) -> float:
     from dapo.models.precision import product_rate
 
-    return product_rate(name, hidden, max(1, _WEIGHTS // hidden), rows)
+    return product_rate(name, inner, outer, rows)

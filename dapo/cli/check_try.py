@@ -137,9 +137,9 @@ def judged(recipe: Recipe, looked: Looked, found: Measured) -> Tried:
     if named and 0 < read < 0.5:
         fit.doubts.append(f"accuracy ({kind}) read an answer in {read:.0%} of the responses alone. {moves}")
     if step is not None:
+        whole, times = span(_whole(recipe, looked, found, step)), evaluations(recipe)
         fit.lines.append(
-            f"measured: a step about {span(step)}, {recipe.trainer.steps:,} steps and {evaluations(recipe)} evaluations "
-            f"in about {span(_whole(recipe, looked, found, step))}"
+            f"measured: a step about {span(step)}, {recipe.trainer.steps:,} steps and {times} evaluations in about {whole}"
         )
     return tried
 
@@ -286,8 +286,8 @@ def _summary(recipe: Recipe, found: Measured) -> Iterator[str]:
         kinds = {reward.kind for reward in recipe.rewards if reward.name == "accuracy"}
         read = f", an answer read in {found.share('read'):.0%}" if kinds <= set(_NAMES_ANSWERS) else ""
         yield (
-            f"together: pass rate {np.nanmean(accuracies):.1%}, {_mixed(groups)} of {len(groups)} groups with right and "
-            f"wrong responses, {lengths.mean():.0f} tokens a response, {found.share('cut off'):.0%} truncated{read}"
+            f"together: pass rate {np.nanmean(accuracies):.1%}, {_mixed(groups)} of {len(groups)} groups with right "
+            f"and wrong responses, {lengths.mean():.0f} tokens a response, {found.share('cut off'):.0%} truncated{read}"
         )
     if reasons:
         yield f"unscored: {len(reasons)} of {len(accuracies)}, the first: {reasons[0]}"

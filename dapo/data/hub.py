@@ -29,7 +29,7 @@ def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         DataError: the extra is missing, the hub cannot be reached, or it has no such data.
     """
     if missing := missing_for_hub(f"{HUB_PREFIX}{name}"):
-        raise DataError(missing)
+        raise DataUnreachable(missing)
     import datasets
 
     repository, _, subset = name.partition(":")
