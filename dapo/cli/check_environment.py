@@ -41,6 +41,8 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
     sampling = make_sampling(recipe, facts)
     closing = [int(token) for token in playing.speech.end_ids] or [sampling.stop_token_ids[0]]
 
+    failures: list[bool] = []
+
     def ids_of(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -51,10 +53,11 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         while not rollouts.has_ended("check"):
             rollouts.pump()
         (response,) = rollouts.ended("check")
-        if response.completion.ended == "error":
+        failures.append(response.completion.ended == "error")
+        if failures[-1] and recipe.environment.on_error != "end":
+            said = ", ".join(repr(turn[:_SHOWN]) for turn in turns)
             raise EpisodeError(
-                f"environment: an episode whose turns were {', '.join(repr(turn[:_SHOWN]) for turn in turns)} failed: "
-                f"{response.reason}"
+                f"an episode of the environment in which the model says {said} failed: {response.reason}"
             )
         parts = parts_of(response.completion.turns)
         rows = [f"{len(part.prompt_ids)} + {part.stop - part.first}" for part in parts]
@@ -67,6 +70,11 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         lines += [f"with the gold answer {gold[:_SHOWN]!r} in every turn:", *played(gold)]
     elif gold:
         lines.append(f"no episode with the gold answer {gold[:_SHOWN]!r}: the tokenizer does not give it back as it is")
+    if all(failures):
+        raise EpisodeError(
+            "every episode of the environment failed, though environment.on_error is end: with on_error: unscored the "
+            "check says why"
+        )
     if playing.pool.abilities.compares:
         lines.append("the rubric compares the responses of a group; each of these episodes was a group of its own")
     if playing.sandbox is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from dapo.cli.check_memory import Memory, estimate_memory, size_text
-from dapo.cli.check_time import MEAN_LENGTH, SPARE, needed_memory, step_work
+from dapo.cli.check_time import KEPT, MEAN_LENGTH, SPARE, needed_memory, step_work
 from dapo.config import Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.deployment import Deployment, deployment_of
@@ -187,12 +187,14 @@ def judge(recipe: Recipe, needs: Needs) -> Fit:
         return fit
     whole, times = needs.seconds(recipe), evaluations(recipe) if needs.evaluation else 0
     assert whole is not None
-    parts = f" ({span(needs.generate)} to generate, {span(needs.learn)} to learn)" if needs.generate else ""
-    told = f"{times} evaluations of {span(needs.evaluation)}" if times else "no evaluation"
-    steps = counted(needs.steps or recipe.trainer.steps, "step")
+    steps, parts, assumed = counted(needs.steps or recipe.trainer.steps, "step"), "", ""
+    if needs.generate:
+        parts = f" ({span(needs.generate)} to generate, {span(needs.learn)} to learn)"
+        assumed = f"responses reach {MEAN_LENGTH:.0%} of their limit, {KEPT:.0%} of the groups are kept and "
+    told = f" and {counted(times, 'evaluation')} of {span(needs.evaluation)}" if times else ""
     fit.lines.append(
-        f"a step about {span(needs.step)}{parts}, {steps} and {told} in about {span(whole)}: estimated within a factor "
-        "of two, where nothing else runs"
+        f"a step about {span(needs.step)}{parts}, {steps}{told} in about {span(whole)}: within a factor of two, if "
+        f"{assumed}nothing else runs here"
     )
     if whole > LONG:
         fit.grave.append(
@@ -206,8 +208,9 @@ def _smaller(recipe: Recipe, needs: Needs) -> str:
     """Return the settings that make a run smaller, those of the largest part first."""
     if recipe.learner.ranks > 1 and needs.device == "cpu":
         return "fewer learner.ranks, since each holds layers, gradients and a process of its own (docs/howto_memory.md)"
+    cache = "" if recipe.run.stage == "sft" else " or rollout.slots"
     return (
-        "a lower learner.microbatch_tokens or rollout.slots, model.activation_checkpointing=full, model.lora.rank=16 "
+        f"a lower learner.microbatch_tokens{cache}, model.activation_checkpointing=full, model.lora.rank=16 "
         "or a smaller model (docs/howto_memory.md)"
     )
 

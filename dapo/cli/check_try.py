@@ -19,6 +19,7 @@ from dapo.cli.check_memory import size_text
 from dapo.config import Recipe
 from dapo.errors import RewardError
 from dapo.types.batch import Group, Key, StepBatch
+from dapo.words import counted
 
 if TYPE_CHECKING:
     from dapo.run.reinforcement import RewardParts
@@ -138,9 +139,8 @@ def judged(recipe: Recipe, looked: Looked, found: Measured) -> Tried:
         fit.doubts.append(f"accuracy ({kind}) read an answer in {read:.0%} of the responses alone. {moves}")
     if step is not None:
         whole, times = span(_whole(recipe, looked, found, step)), evaluations(recipe)
-        fit.lines.append(
-            f"measured: a step about {span(step)}, {recipe.trainer.steps:,} steps and {times} evaluations in about {whole}"
-        )
+        steps = counted(recipe.trainer.steps, "step")
+        fit.lines.append(f"measured: a step about {span(step)}, {steps} and {times} evaluations in about {whole}")
     return tried
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from test_cli_check_memory import facts_with
 
 from dapo.cli.check_machine import Fit, Looked

@@ -100,7 +100,7 @@ def gemma2(folder: Path, **changed: object) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     tokenizer = make_word_tokenizer()
-    sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = Gemma2Config(
         vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=8, eos_token_id=1, pad_token_id=0, **sizes, **changed
     )
@@ -129,6 +129,37 @@ def test_what_check_refuses_of_a_model_is_what_the_run_refuses(folder, capsys):
     assert reason in refused
 
 
+# ---------------------------------------------------------------------- an episode that fails
+
+GAMES = """
+def broken(prompt, rng):
+    turn = yield ""
+    raise RuntimeError("the game server is away")
+
+def fails_late(prompt, rng):
+    turn = yield ""
+    turn = yield "="
+    return {"accuracy": 1 / 0}
+
+def fine(prompt, rng):
+    turn = yield ""
+    return {"accuracy": 1.0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("game", "said"), [("broken", "the game server is away"), ("fails_late", "division by zero"), ("fine", None)]
+)
+def test_a_failed_episode_is_a_refusal_with_its_reason(folder, capsys, game, said):
+    (folder / "games_that_fail.py").write_text(GAMES)
+    settings = [f"environment.kind=games_that_fail:{game}", "rewards=[{name: accuracy, kind: environment}]"]
+    code, _told, error = check(capsys, *settings)
+    assert code == (0 if said is None else REFUSED)
+    assert (said or "") in error
+    ended = check(capsys, *settings, "environment.on_error=end")
+    assert (ended[0], "every episode of the environment failed" in ended[2]) == (code, said is not None)
+
+
 # ---------------------------------------------------------------------- without a network
 
 
@@ -146,6 +177,7 @@ def test_a_model_of_the_hub_without_a_network_gets_a_verdict_on_what_is_known(fo
 
 def test_an_offline_model_that_is_not_in_the_cache_is_not_refused(folder, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # which it reads when it is imported
     code, told, _ = check(capsys, "model.path=someone/model")
     assert code == NOT_HERE
     assert "hub did not give its tokenizer" in told
