@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -259,6 +260,14 @@ def test_hours_are_told_for_cards_that_hold_the_run_and_for_large_models_alone()
     huge = facts_with(70_000_000_000)
     text = "\n".join(time_lines(recipe, huge, estimate_memory(recipe, huge, 10), 10.0))
     assert "no GPU known here holds" in text
+
+
+def test_a_short_run_on_a_gpu_takes_no_zero_seconds():
+    recipe = recipe_with(model={"dtype": "bfloat16"}, trainer={"steps": 2})
+    facts = facts_with(10**8)
+    lines = "\n".join(time_lines(recipe, facts, estimate_memory(recipe, facts, 10), 10.0))
+    assert "H200: 0." in lines
+    assert not re.search(r"(?<![.\d])0(\.0)? (s|h|min)\b", lines)
 
 
 def test_a_card_may_hold_less_cache_than_all_responses_at_once():
