@@ -55,10 +55,8 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         (response,) = rollouts.ended("check")
         failures.append(response.completion.ended == "error")
         if failures[-1] and recipe.environment.on_error != "end":
-            said = ", ".join(repr(turn[:_SHOWN]) for turn in turns)
-            raise EpisodeError(
-                f"an episode of the environment in which the model says {said} failed: {response.reason}"
-            )
+            spoken = ", ".join(repr(turn[:_SHOWN]) for turn in turns)
+            raise EpisodeError(f"an episode of the environment with the turns {spoken} failed: {response.reason}")
         parts = parts_of(response.completion.turns)
         rows = [f"{len(part.prompt_ids)} + {part.stop - part.first}" for part in parts]
         said = [f"{counted(len(rows), 'row')} (tokens of prompt + turn): {', '.join(rows)}"] if rows else []

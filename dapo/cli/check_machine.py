@@ -47,6 +47,7 @@ class Needs:
     learn: float | None = None
     evaluation: float | None = None  # seconds of one evaluation
     steps: int | None = None  # of a supervised run; None: trainer.steps
+    overlaps: bool = False  # engines generate while the learner works
 
     @property
     def fits(self) -> bool:
@@ -55,8 +56,10 @@ class Needs:
 
     @property
     def step(self) -> float | None:
-        """Seconds of a training step in which engine and learner take turns; None: not estimated."""
-        return None if self.generate is None or self.learn is None else self.generate + self.learn
+        """Seconds of a training step; None: not estimated."""
+        if self.generate is None or self.learn is None:
+            return None
+        return max(self.generate, self.learn) if self.overlaps else self.generate + self.learn
 
     def seconds(self, recipe: Recipe) -> float | None:
         """Return the seconds of the whole run with its evaluations; None: not estimated."""
@@ -130,6 +133,7 @@ def needs_here(recipe: Recipe, facts: ModelFacts, prompts: Prompts) -> Needs:
         generate=_decoding(here, facts, work.generated, responses, groups * prompts.mean) / threads,
         learn=work.operations / _speed(here, facts, 128) / learning + updates * _updating(here, facts),
         evaluation=_decoding(here, facts, tokens, answers, read) / threads if answers else 0.0,
+        overlaps=found.overlaps,
     )
 
 

@@ -16,7 +16,9 @@ import numpy as np
 
 from dapo.cli.check_machine import Fit, Looked, evaluations, span
 from dapo.cli.check_memory import size_text
+from dapo.cli.check_rewards import GOLD
 from dapo.config import Recipe
+from dapo.config.mixed import mixed_by_spread
 from dapo.errors import RewardError
 from dapo.types.batch import Group, Key, StepBatch
 from dapo.words import counted
@@ -32,7 +34,6 @@ _FEW = 0.1  # of the responses right: below, a run of ``_HOURS`` and more is not
 _HOURS = 2.0
 _NAMES_ANSWERS = ("math", "exact", "last_number")  # kinds of reward that say which answer they read
 _WRITTEN = 160  # characters of a response that are shown
-GOLD = "GOLD"
 
 
 @dataclass(slots=True)
@@ -125,7 +126,8 @@ def judged(recipe: Recipe, looked: Looked, found: Measured) -> Tried:
         fit.grave.append(
             f"{cut:.0%} of the responses were cut off at {recipe.rollout.max_response_tokens} tokens. {moves}"
         )
-    if right == 0 or (right < _FEW and hours > _HOURS):
+    fractions = mixed_by_spread(recipe)  # groups are kept for scores that differ, right or not
+    if not fractions and (right == 0 or (right < _FEW and hours > _HOURS)):
         long = f", and the run takes about {span(hours * 3600)}" if hours < math.inf else ""
         fit.grave.append(f"{right:.0%} of the responses were right{long}. {moves}")
     elif step is None:
@@ -133,7 +135,7 @@ def judged(recipe: Recipe, looked: Looked, found: Measured) -> Tried:
             "no group has right and wrong responses, so a step would not fill its batch: try more groups (--try 16), "
             f"or other problems. {moves}"
         )
-    elif moves and right < _FEW:
+    elif moves and right < _FEW and not fractions:
         fit.doubts.append(f"{right:.0%} of the responses were right. {moves}")
     if named and 0 < read < 0.5:
         fit.doubts.append(f"accuracy ({kind}) read an answer in {read:.0%} of the responses alone. {moves}")

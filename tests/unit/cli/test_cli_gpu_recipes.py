@@ -182,7 +182,7 @@ def test_the_supervised_start_is_explained_offline(tmp_path, capsys, monkeypatch
     assert main(["check", "llama3.2_1b_sft_then_dapo", "--sft", "model.path=model", *paths]) == 3
     told = capsys.readouterr().out
     assert "learnt" in told
-    # by hand: 20 bytes of each of 1,235,814,400 parameters are 23.0 GiB; 64 examples of 10 tokens have logits of 1.7 GiB
+    # by hand: 20 bytes of each of 1,235,814,400 parameters are 23.0 GiB; logits of 64 examples of 10 tokens 1.7 GiB
     assert "together about 24.9 GiB; there is no engine" in told
     assert "this machine, without a GPU, has 8.0 GiB" in told
     assert ": dapo sft llama3.2_1b_sft_then_dapo" in told.splitlines()[0]
