@@ -298,8 +298,7 @@ def test_the_longest_row_fills_the_memory_of_those_that_share_it():
         )
         found[ranks] = longest_row(recipe, facts, 80e9)
         for tokens, fits in ((found[ranks], True), (found[ranks] + 1000, False)):
-            learner = recipe.learner.model_copy(update={"microbatch_tokens": tokens})
-            memory = estimate_memory(recipe.model_copy(update={"learner": learner}), facts, 10)
+            memory = estimate_memory(recipe, facts, 10, tokens)
             assert (memory.learning * SPARE <= 80e9) == fits
     assert 50_000 < found[1] < 100_000
     assert found[2] == pytest.approx(2 * found[1], rel=0.02)
