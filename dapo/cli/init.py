@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # torch comes with it
     from dapo.cli.init_sizes import Sizes
     from dapo.types.model import ModelFacts
 
-_LOOKED_AT = 50  # records
+_LOOKED_AT = 200  # records
 _PROMPT_TOKENS = 1024
 _TYPED = {
     "run.name": "NAME",

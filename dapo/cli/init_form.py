@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from dapo.data.formats import RawProblem
@@ -114,11 +114,12 @@ def _worked(problem: RawProblem, mark: str) -> _Written | None:
 
 
 def _shown(written: Sequence[_Written]) -> list[_Written]:
-    """Return a few examples: one of each kind of equation, or the first with other responses; no longer than usual."""
+    """Return a few examples that are no longer than usual: one of each kind of equation first, then the next."""
     usual = sorted(len(one.problem) for one in written)[len(written) // 2] if written else 0
     short = [one for one in written if len(one.problem) <= usual]
-    first = {one.kind or one.response: one for one in reversed(short)}
-    return [one for one in short if one in first.values()][:_EXAMPLES]
+    kinds = {one.kind or one.response: one for one in reversed(short)}
+    others = [one for one in short if one not in kinds.values()]
+    return [*(one for one in short if one in kinds.values()), *others][:_EXAMPLES]
 
 
 def _golds(problems: Sequence[RawProblem]) -> list[str]:
@@ -132,7 +133,9 @@ def _most_tokens(texts: Sequence[str], tokenizer: Any) -> int:
 
 
 def equation(problem: str, answer: str) -> str | None:
-    """Return the only equation that makes the answer of all numbers of a problem; None if there is none, or another.
+    """Return the equation that makes the answer of all numbers of a problem; None if there is none, or another one.
+
+    Another one may also leave numbers out. What remains is right by more than chance.
 
     >>> equation("Debby had 32 pieces, her sister 42. They ate 35. How many are left?", "39")
     '32 + 42 - 35 = 39'
@@ -140,7 +143,8 @@ def equation(problem: str, answer: str) -> str | None:
     gold, numbers = read_gold(answer), [text.replace(",", "") for text in _NUMBER.findall(problem)]
     if gold is None or not 2 <= len(numbers) <= 4:
         return None
-    found = [text for text, value in _computed(numbers) if value == gold]
+    parts = [numbers, *(combinations(numbers, 2) if len(numbers) > 2 else ())]
+    found = [text for part in parts for text, value in _computed(part) if value == gold]
     return f"{found[0]} = {answer}" if len(found) == 1 else None
 
 

@@ -83,21 +83,21 @@ def made(model: str, rows: list[dict[str, Any]], **wanted: Any) -> Recipe:
     return load_recipe("run.yaml").recipe
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("memory", [4, 8, 24, 64])
-def test_a_recipe_fits_the_machine_and_passes_its_own_check_or_is_refused(machine, tmp_path, capsys, size, memory):
+@pytest.mark.parametrize(("size", "memory"), [("135M", 4), ("1.5B", 8), ("1.5B", 64), ("7B", 64)])
+def test_a_recipe_fits_the_machine_and_passes_its_own_check(machine, tmp_path, capsys, size, memory):
     machine(memory * GIB)
-    try:
-        made(model(tmp_path / "m", size), sums(1))
-    except RecipeError as refused:
-        assert (size, memory) in {("1.5B", 4), ("7B", 4), ("7B", 8)}, refused
-        assert f"{memory}.0 GiB" in str(refused)
-        assert not Path("run.yaml").exists()
-        return
+    made(model(tmp_path / "m", size), sums(1))
     capsys.readouterr()
     assert main(["check", "run.yaml"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("run.yaml: good"), told
+
+
+def test_a_model_that_fits_with_no_setting_is_refused_with_both_sizes(machine, tmp_path):
+    machine(8 * GIB)
+    with pytest.raises(RecipeError, match=r"takes \d\d\.\d GiB at the least.*this machine has 8\.0 GiB"):
+        made(model(tmp_path / "m", "7B"), sums(1))
+    assert not Path("run.yaml").exists()
 
 
 def test_sizes_shrink_until_the_run_takes_an_hour(machine, tmp_path):
@@ -189,11 +189,11 @@ def family_with(chats: bool) -> Any:
     return tokenizer
 
 
-def test_examples_show_each_operation_once(machine, tmp_path):
+def test_examples_show_each_operation(machine, tmp_path):
     rows = [*sums(1), *({"problem": f"What is {n} - {n - 3}?", "answer": "3"} for n in range(20, 80))]
     random.Random(3).shuffle(rows)
     shots = made(model(tmp_path / "m"), rows).data.few_shot
-    assert sorted(sign for shot in shots for sign in "+-*/" if sign in shot.response) == ["+", "-"]
+    assert {sign for shot in shots for sign in "+-*/" if sign in shot.response} == {"+", "-"}
 
 
 def test_a_larger_model_is_asked_for_a_box(machine, tmp_path):
@@ -216,7 +216,7 @@ def test_problems_that_say_how_to_answer_get_no_other_instruction(machine, tmp_p
 
 def test_long_texts_as_gold_answers_are_refused_with_what_judges_them(machine, tmp_path):
     rows = [{"instruction": f"Tell a story of {n} bears.", "output": "Once upon a time. " * 20} for n in range(9)]
-    with pytest.raises(DataError, match="--reward package.module:function"):
+    with pytest.raises(DataError, match=r"--reward package\.module:function"):
         made(model(tmp_path / "m"), rows)
     assert made(model(tmp_path / "m"), rows, reward="mine:score").rewards[0].function == "mine:score"
 
@@ -229,6 +229,7 @@ def test_long_texts_as_gold_answers_are_refused_with_what_judges_them(machine, t
         ("4 boxes of 6 eggs.", "24", "4 * 6 = 24"),
         ("Share $1,200 among 3.", "400", "1200 / 3 = 400"),
         ("She had 32, her sister 42; they ate 35.", "39", "32 + 42 - 35 = 39"),
+        ("6 birds, 4 more birds and 8 storks: how many birds?", "10", None),  # 6 + 4, or 6 - 4 + 8
         ("2 and 2.", "4", None),  # a sum, or a product
         ("5 of 7 and 9.", "4", None),
         ("One number: 5.", "5", None),
