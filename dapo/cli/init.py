@@ -121,7 +121,7 @@ def _sized(
     from dapo.observe.text import seconds_said
 
     write = partial(_text, wanted, data, held_out, form, machine)
-    tried = list(candidates(machine.parameters, cuda=machine.cuda, builtin=wanted.builtin, steps=wanted.steps))
+    tried = list(candidates(machine.facts, cuda=machine.cuda, builtin=wanted.builtin, steps=wanted.steps))
     first = _checked(write(tried[0], _PROMPT_TOKENS), out, wanted.name)
     if machine.facts is None or machine.elsewhere:
         return write(tried[0], _PROMPT_TOKENS), []
@@ -186,7 +186,10 @@ def _look_at(wanted: Wanted, path: str) -> _Data:
         raise DataError(f"{path} has no column {unknown[0]!r}; it has {', '.join(names)}")
     answers = Answers.PASSED_ON if ":" in (wanted.reward or "") else Answers.COMPARED
     unanswered: list[str] = []
-    problems = list(to_problems(records, "auto" if not fields else "plain", fields, unanswered, answers))
+    try:
+        problems = list(to_problems(records, "plain" if fields else "auto", fields, unanswered, answers))
+    except DataError as error:
+        raise DataError(f"{error}. dapo init takes them as --problem COLUMN --answer COLUMN") from None
     if not problems:
         raise DataError(f"none of the first {len(records)} records of {path} has an answer, the first: {unanswered[0]}")
     return _Data(fields, problems)
@@ -309,17 +312,13 @@ def _rate(rate: float) -> str:
 
 
 def _model_lines(wanted: Wanted, machine: _Machine, sizes: Sizes) -> list[str]:
-    from dapo.cli.init_sizes import dtype_of
     from dapo.system import core_count
 
     lines = ["", "model:", f"  path: {_one(wanted.model)}      # a Hugging Face folder, hub name or GGUF file"]
+    if sizes.dtype == "bfloat16":
+        lines += ["  dtype: bfloat16     # of the weights while training; the optimiser keeps float32"]
     if machine.cuda:
-        lines += [
-            "  dtype: bfloat16                 # of the weights while training; the optimiser keeps float32",
-            "  activation_checkpointing: full  # less memory, about a third more time in the backward pass",
-        ]
-    elif dtype_of(machine.facts) == "bfloat16":
-        lines += ["  dtype: bfloat16     # this processor multiplies it faster; the optimiser keeps float32"]
+        lines += ["  activation_checkpointing: full  # less memory, about a third more time in the backward pass"]
     if sizes.adapter:
         lines += ["  lora: {rank: 16}    # an adapter: all weights with their optimiser do not fit into the memory"]
     device = wanted.device if wanted.device not in (None, "auto") else None if machine.cuda else "cpu"

@@ -28,6 +28,7 @@ class Sizes:
     steps: int
     microbatch: int  # tokens
     rate: float
+    dtype: str
     adapter: bool = False
     high: float | None = None  # the clip's upper bound; None: the preset's
     limit: int = 256  # held-out problems of one evaluation
@@ -52,21 +53,30 @@ def dtype_of(facts: ModelFacts | None) -> str:
     return "bfloat16" if bfloat16 > _FASTER * float32 else "float32"
 
 
-def candidates(parameters: int | None, *, cuda: bool, builtin: bool, steps: int | None) -> Iterator[Sizes]:
-    """Yield sizes, the best first. An adapter comes last, which takes a fraction of the memory of all weights."""
-    rate = rate_of(parameters, builtin)
+def candidates(facts: ModelFacts | None, *, cuda: bool, builtin: bool, steps: int | None) -> Iterator[Sizes]:
+    """Yield sizes, the best first. An adapter in bfloat16 comes last, which takes a fraction of the memory.
+
+    Args:
+        facts: of the model; None: it is not here.
+        cuda: the run computes on a GPU.
+        builtin: the model is a built-in one.
+        steps: of training; None: as many as fit.
+    """
+    parameters = None if facts is None else facts.parameters
+    rate, dtype = rate_of(parameters, builtin), "bfloat16" if cuda else dtype_of(facts)
     high = 0.4 if parameters is not None and _TINY <= parameters < SMALL else None
+    first = Sizes(8, 16, steps or 30, 4096, rate, dtype, high=high, limit=100)
     if cuda:
-        whole = [Sizes(32, 8, steps or 100, 16384, rate, high=high), Sizes(32, 8, steps or 100, 4096, rate, high=high)]
+        first = replace(first, prompts=32, group=8, steps=steps or 100, microbatch=16384, limit=256)
+        whole = [first, replace(first, microbatch=4096)]
     elif builtin or (parameters is not None and parameters < _TINY):
-        whole = [Sizes(8, 8, steps or 100, 4096, rate)]
+        whole = [replace(first, group=8, steps=steps or 100, limit=256)]
     else:
-        sizes = [(8, 16, 30), (8, 16, 20), (8, 8, 30), (8, 8, 20), (4, 8, 20), (2, 8, 20)]
-        whole = [Sizes(p, g, steps or most, 4096, rate, high=high, limit=100) for p, g, most in sizes]
-        whole += [replace(whole[-1], microbatch=1024, limit=50)]
+        fewer = [(8, 16, 30), (8, 16, 20), (8, 8, 30), (8, 8, 20), (4, 8, 20), (2, 8, 20)]
+        whole = [replace(first, prompts=p, group=g, steps=steps or most) for p, g, most in fewer]
+        whole.append(replace(whole[-1], microbatch=1024, limit=50))
     yield from whole
-    for sizes_ in whole:
-        yield replace(sizes_, adapter=True, rate=10 * rate)
+    yield from (replace(sizes, adapter=True, dtype="bfloat16", rate=10 * rate) for sizes in whole)
 
 
 def choose_sizes(

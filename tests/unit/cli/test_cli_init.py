@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,17 @@ def test_an_adapter_is_taken_where_all_weights_do_not_fit(machine, tmp_path):
     recipe = made(model(tmp_path / "m", "1.5B"), sums(1))
     assert recipe.model.lora.rank
     assert recipe.learner.learning_rate == pytest.approx(1e-5)  # ten times that of all weights
+
+
+@pytest.mark.parametrize(("size", "memory", "adapter"), [("1.5B", 80, False), ("7B", 48, True)])
+def test_a_gpu_holds_all_weights_or_an_adapter(machine, tmp_path, monkeypatch, size, memory, adapter):
+    card = SimpleNamespace(name="a card", total_memory=memory * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    recipe = made(model(tmp_path / "m", size), sums(1))
+    assert (recipe.model.lora.rank is not None) == adapter
+    assert (recipe.model.device, recipe.model.dtype) == ("auto", "bfloat16")
+    assert recipe.rollout.prompts_per_step == 32
 
 
 @pytest.mark.parametrize("fast", [True, False])
