@@ -18,7 +18,7 @@ from dapo.config.problems import brief
 from dapo.config.schema import Recipe
 from dapo.config.write import to_yaml
 from dapo.data.answers import Answers
-from dapo.data.formats import RawProblem, detect, fields_line, to_problems
+from dapo.data.formats import RawProblem, fields_line, to_problems
 from dapo.data.readers import read_records
 from dapo.errors import DataError, ModelError, RecipeError
 from dapo.observe.jsonl import write_atomically
@@ -173,14 +173,6 @@ def _look_at(wanted: Wanted, path: str) -> _Data:
         raise DataError(f"{path} holds no record")
     names = list(records[0][1])
     fields = {ours: theirs for ours, theirs in (("problem", wanted.problem), ("answer", wanted.answer)) if theirs}
-    if not fields:
-        try:
-            detect(records[0][1])
-        except DataError:
-            raise DataError(
-                f"{path} has the columns {', '.join(names)}: say which one is the problem and which one the answer "
-                "with --problem COLUMN --answer COLUMN"
-            ) from None
     unknown = [name for name in fields.values() if name.split(".")[0] not in names]
     if unknown:
         raise DataError(f"{path} has no column {unknown[0]!r}; it has {', '.join(names)}")
@@ -189,7 +181,12 @@ def _look_at(wanted: Wanted, path: str) -> _Data:
     try:
         problems = list(to_problems(records, "plain" if fields else "auto", fields, unanswered, answers))
     except DataError as error:
-        raise DataError(f"{error}. dapo init takes them as --problem COLUMN --answer COLUMN") from None
+        if "`fields: " not in str(error):
+            raise
+        raise DataError(
+            f"{path} has the columns {', '.join(names)}: say which one is the problem and which one the answer with "
+            f"--problem COLUMN --answer COLUMN ({error})"
+        ) from None
     if not problems:
         raise DataError(f"none of the first {len(records)} records of {path} has an answer, the first: {unanswered[0]}")
     return _Data(fields, problems)
@@ -317,7 +314,7 @@ def _model_lines(wanted: Wanted, machine: _Machine, sizes: Sizes) -> list[str]:
     lines = ["", "model:", f"  path: {_one(wanted.model)}      # a Hugging Face folder, hub name or GGUF file"]
     if sizes.dtype == "bfloat16":
         lines += ["  dtype: bfloat16     # of the weights while training; the optimiser keeps float32"]
-    if machine.cuda:
+    if machine.cuda or sizes.adapter:
         lines += ["  activation_checkpointing: full  # less memory, about a third more time in the backward pass"]
     if sizes.adapter:
         lines += ["  lora: {rank: 16}    # an adapter: all weights with their optimiser do not fit into the memory"]

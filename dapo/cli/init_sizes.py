@@ -29,7 +29,7 @@ class Sizes:
     microbatch: int  # tokens
     rate: float
     dtype: str
-    adapter: bool = False
+    adapter: bool = False  # and activations are computed again, where memory is short
     high: float | None = None  # the clip's upper bound; None: the preset's
     limit: int = 256  # held-out problems of one evaluation
 
@@ -54,7 +54,7 @@ def dtype_of(facts: ModelFacts | None) -> str:
 
 
 def candidates(facts: ModelFacts | None, *, cuda: bool, builtin: bool, steps: int | None) -> Iterator[Sizes]:
-    """Yield sizes, the best first. An adapter in bfloat16 comes last, which takes a fraction of the memory.
+    """Yield sizes, the best first. An adapter comes last, which takes a fraction of the memory.
 
     Args:
         facts: of the model; None: it is not here.

@@ -84,7 +84,7 @@ def made(model: str, rows: list[dict[str, Any]], **wanted: Any) -> Recipe:
     return load_recipe("run.yaml").recipe
 
 
-@pytest.mark.parametrize(("size", "memory"), [("135M", 4), ("1.5B", 8), ("1.5B", 64), ("7B", 64)])
+@pytest.mark.parametrize(("size", "memory"), [("135M", 4), ("1.5B", 10), ("1.5B", 64), ("7B", 64)])
 def test_a_recipe_fits_the_machine_and_passes_its_own_check(machine, tmp_path, capsys, size, memory):
     machine(memory * GIB)
     made(model(tmp_path / "m", size), sums(1))
@@ -130,7 +130,7 @@ def test_a_machine_without_a_gpu_gets_settings_of_its_own(machine, tmp_path):
 
 
 def test_an_adapter_is_taken_where_all_weights_do_not_fit(machine, tmp_path):
-    machine(8 * GIB)
+    machine(10 * GIB)
     recipe = made(model(tmp_path / "m", "1.5B"), sums(1))
     assert recipe.model.lora.rank
     assert recipe.learner.learning_rate == pytest.approx(1e-5)  # ten times that of all weights
