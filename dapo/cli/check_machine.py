@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
-from dapo.cli.check_memory import Memory, estimate_memory
-from dapo.cli.check_time import MEAN_LENGTH, SPARE, step_work
+from dapo.cli.check_memory import Memory, estimate_memory, size_text
+from dapo.cli.check_time import KEPT, MEAN_LENGTH, SPARE, needed_memory, step_work
 from dapo.config import Recipe
+from dapo.config.check_sft import supervised
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.system import core_count, memory_size
 from dapo.types.model import ModelFacts
+from dapo.words import counted
 
 _PROCESS = 350 * 2**20  # bytes of a process that has imported torch and transformers, measured
-_REACHED = 0.7  # of the measured products' speed that decoding and learning reach (SmolLM2-135M, both precisions)
-_WEIGHTS = 2**23  # numbers of the measured product's second factor: more than a core's own cache holds
+_REACHED = {"float32": 0.9, "medium": 0.75, "bfloat16": 0.75}
+"""Share of a layer's product's speed that decoding and learning reach, by precision, measured on SmolLM2-135M."""
+_WEIGHTS = 2**23  # the most numbers of the measured product's second factor
 _LAYER = 1.5e-4  # seconds that a layer's small operations take in each decode step, whatever its width
 _UPDATE = 6e-9  # seconds of AdamW for each trained parameter, bounded by memory
+
+WORTH_MEASURING = 10_000_000  # parameters: below, other things than products take most of the time
+LONG = 24 * 3600.0  # seconds above which a run on a processor is not called good
+NEAR = 0.8  # of the memory: an estimate above it is doubted
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +43,11 @@ class Needs:
     device: str  # "cpu" or "cuda", where the run would compute here
     memory: int  # bytes at the peak: of all its processes on a CPU, of one device on a GPU
     has: int | None  # bytes of the machine's memory or of its GPU; None: the system does not say
-    generate: float | None = None  # seconds of a step; None on a GPU
+    generate: float | None = None  # seconds of a step; None on a GPU, and of a small model
     learn: float | None = None
     evaluation: float | None = None  # seconds of one evaluation
+    steps: int | None = None  # of a supervised run; None: trainer.steps
+    overlaps: bool = False  # engines generate while the learner works
 
     @property
     def fits(self) -> bool:
@@ -46,14 +56,36 @@ class Needs:
 
     @property
     def step(self) -> float | None:
-        """Seconds of a training step in which engine and learner take turns."""
-        return None if self.generate is None or self.learn is None else self.generate + self.learn
+        """Seconds of a training step; None: not estimated."""
+        if self.generate is None or self.learn is None:
+            return None
+        return max(self.generate, self.learn) if self.overlaps else self.generate + self.learn
 
     def seconds(self, recipe: Recipe) -> float | None:
-        """Return the seconds of the whole run with its evaluations; None on a GPU."""
+        """Return the seconds of the whole run with its evaluations; None: not estimated."""
         if self.step is None or self.evaluation is None:
             return None
-        return recipe.trainer.steps * self.step + evaluations(recipe) * self.evaluation
+        return (self.steps or recipe.trainer.steps) * self.step + evaluations(recipe) * self.evaluation
+
+
+@dataclass(slots=True)
+class Fit:
+    """Whether a run fits this machine, in lines."""
+
+    lines: list[str] = field(default_factory=list)  # memory and hours here
+    doubts: list[str] = field(default_factory=list)
+    grave: list[str] = field(default_factory=list)  # for which the run is not called good
+    refusals: list[str] = field(default_factory=list)  # why this machine does not hold it
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a check found out of a recipe: its model, and whether its run fits this machine."""
+
+    facts: ModelFacts
+    fit: Fit
+    held_out: int = 0  # problems of an evaluation
+    forms: Mapping[str, str] = field(default_factory=dict)  # how a gold answer is written, by source
 
 
 def evaluations(recipe: Recipe) -> int:
@@ -76,12 +108,12 @@ def needs_here(recipe: Recipe, facts: ModelFacts, prompts: Prompts) -> Needs:
     if runs_on_gpu(recipe):
         import torch
 
-        memory = estimate_memory(recipe, facts, prompts.longest)
-        needed = int(max(memory.learning, memory.generating) * SPARE)
+        needed = int(needed_memory(estimate_memory(recipe, facts, prompts.longest)))
         return Needs("cuda", needed, torch.cuda.get_device_properties(0).total_memory)
-    model = recipe.model.model_copy(update={"device": "cpu"})
-    here = recipe.model_copy(update={"model": model})
+    here = on_cpu(recipe)
     memory = estimate_memory(here, facts, prompts.longest)
+    if facts.parameters < WORTH_MEASURING:
+        return Needs("cpu", on_processor(here, memory), memory_size())
     work = step_work(here, facts, prompts.mean)
     rollout, validation, found = here.rollout, here.validation, deployment_of(here)
     cores = core_count()
@@ -101,7 +133,138 @@ def needs_here(recipe: Recipe, facts: ModelFacts, prompts: Prompts) -> Needs:
         generate=_decoding(here, facts, work.generated, responses, groups * prompts.mean) / threads,
         learn=work.operations / _speed(here, facts, 128) / learning + updates * _updating(here, facts),
         evaluation=_decoding(here, facts, tokens, answers, read) / threads if answers else 0.0,
+        overlaps=found.overlaps,
     )
+
+
+def examples_here(recipe: Recipe, facts: ModelFacts, examples: Prompts, steps: int) -> Needs:
+    """Estimate what a supervised run takes on this machine.
+
+    Args:
+        recipe: of the run.
+        facts: of its model.
+        examples: tokens of its examples.
+        steps: of training.
+    """
+    given = supervised(recipe, steps)
+    if runs_on_gpu(recipe):
+        import torch
+
+        memory = estimate_memory(given, facts, examples.longest)
+        return Needs("cuda", int(memory.learning * SPARE), torch.cuda.get_device_properties(0).total_memory)
+    here = on_cpu(given)
+    memory = estimate_memory(here, facts, examples.longest)
+    if facts.parameters < WORTH_MEASURING:
+        return Needs("cpu", on_processor(here, memory), memory_size(), steps=steps)
+    tokens = recipe.sft.batch_size * examples.mean
+    learning = min(core_count(), here.run.threads * here.learner.ranks)
+    learn = 6.0 * _computing(facts) * tokens / _speed(here, facts, 128) / learning + _updating(here, facts)
+    return Needs("cpu", on_processor(here, memory), memory_size(), 0.0, learn, 0.0, steps)
+
+
+def judge(recipe: Recipe, needs: Needs) -> Fit:
+    """Compare what a run takes with what this machine has.
+
+    Args:
+        recipe: of the run.
+        needs: its estimate here.
+    """
+    fit, found = Fit(), deployment_of(recipe)
+    place = "GPU memory" if needs.device == "cuda" else "memory"
+    used, has = size_text(needs.memory), "an unknown size" if needs.has is None else size_text(needs.has)
+    fit.lines.append(f"about {used} of {has} of {place}, estimated")
+    rows = _rows(recipe) * recipe.learner.context_parallel
+    if found.ranks > rows:
+        fit.grave.append(
+            f"learner.ranks is {found.ranks}, and an optimizer step has {counted(_rows(recipe), 'response')}: the "
+            f"other ranks would never have one. Set learner.ranks to at most {rows}"
+        )
+    if not needs.fits:
+        here = "this machine" if needs.device == "cuda" else "this machine, without a GPU,"
+        fit.refusals.append(f"it takes about {used} of {place}, and {here} has {has}: {_smaller(recipe, needs)}")
+        return fit
+    if needs.has is not None and needs.memory > NEAR * needs.has:
+        fit.doubts.append(f"it takes about {used} of {has} of {place}, by an estimate: {_smaller(recipe, needs)}")
+    if needs.device == "cpu":
+        fit.grave += _crowded(recipe, found)
+    if needs.step is None:
+        return fit
+    whole, times = needs.seconds(recipe), evaluations(recipe) if needs.evaluation else 0
+    assert whole is not None
+    steps, parts, assumed = counted(needs.steps or recipe.trainer.steps, "step"), "", ""
+    if needs.generate:
+        parts = f" ({span(needs.generate)} to generate, {span(needs.learn)} to learn)"
+        assumed = f"responses reach {MEAN_LENGTH:.0%} of their limit, {KEPT:.0%} of the groups are kept and "
+    told = f" and {counted(times, 'evaluation')} of {span(needs.evaluation)}" if times else ""
+    fit.lines.append(
+        f"a step about {span(needs.step)}{parts}, {steps}{told} in about {span(whole)}: within a factor of two, if "
+        f"{assumed}nothing else runs here"
+    )
+    if whole > LONG:
+        fit.grave.append(
+            f"it takes about {span(whole)} on this processor: fewer trainer.steps, prompts (rollout.prompts_per_step) "
+            "or tokens (rollout.max_response_tokens), a smaller model, or a GPU"
+        )
+    return fit
+
+
+def _smaller(recipe: Recipe, needs: Needs) -> str:
+    """Return the settings that make a run smaller, those of the largest part first."""
+    if recipe.learner.ranks > 1 and needs.device == "cpu":
+        return "fewer learner.ranks, since each holds layers, gradients and a process of its own (docs/howto_memory.md)"
+    cache = "" if recipe.run.stage == "sft" else " or rollout.slots"
+    return (
+        f"a lower learner.microbatch_tokens{cache}, model.activation_checkpointing=full, model.lora.rank=16 "
+        "or a smaller model (docs/howto_memory.md)"
+    )
+
+
+def _crowded(recipe: Recipe, found: Deployment) -> Iterator[str]:
+    """Yield that a processor has fewer cores than the processes of a run keep busy at once."""
+    engines = len(found.engine_hosts) if found.transport == "processes" else 1
+    busy = found.ranks + engines if found.overlaps else max(found.ranks, engines)
+    cores, threads = core_count(), recipe.run.threads
+    if busy > 1 and busy * threads > cores:
+        each = "" if threads == 1 else f" of {threads} threads (run.threads)"
+        yield (
+            f"{busy} processes{each} compute at once (learner.ranks is {found.ranks}, rollout.engines {engines}), and "
+            f"this machine has {counted(cores, 'core')}: they would wait for each other; set both to what it has"
+        )
+
+
+def _rows(recipe: Recipe) -> int:
+    """Return the rows of one optimizer step."""
+    if recipe.run.stage == "sft":
+        return recipe.sft.batch_size
+    game = recipe.environment
+    turns = game.max_turns if game.kind is not None and game.rows == "turns" else 1
+    return (recipe.learner.minibatch_prompts or recipe.rollout.prompts_per_step) * recipe.rollout.group_size * turns
+
+
+def on_cpu(recipe: Recipe) -> Recipe:
+    """Return the recipe with ``model.device: cpu``."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"device": "cpu"})})
+
+
+def span(seconds: float | None) -> str:
+    """Return a duration for people.
+
+    >>> span(0.04), span(15.8), span(600), span(4 * 3600), span(9 * 86400)
+    ('0.04 s', '16 s', '10 min', '4.0 h', '9 days')
+    """
+    assert seconds is not None
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:,.0f} days"
+
+
+def no_gpu(recipe: Recipe) -> bool:
+    """Return whether the recipe names a GPU, and torch sees none here."""
+    import torch
+
+    return recipe.model.device.startswith("cuda") and not torch.cuda.is_available()
 
 
 def runs_on_gpu(recipe: Recipe) -> bool:
@@ -155,11 +318,12 @@ def _speed(recipe: Recipe, facts: ModelFacts, rows: int) -> float:
     from dapo.models.precision import precision_of
 
     name = precision_of(recipe.model.dtype, recipe.model.matmul_precision)
-    return _REACHED * _product_rate(name, facts.hidden, 1 << (min(rows, 128) - 1).bit_length())
+    outer = max(1, min(2 * facts.ffn, _WEIGHTS // facts.hidden))
+    return _REACHED[name] * _product_rate(name, facts.hidden, outer, 1 << (min(rows, 128) - 1).bit_length())
 
 
 @cache
-def _product_rate(name: str, hidden: int, rows: int) -> float:
+def _product_rate(name: str, inner: int, outer: int, rows: int) -> float:
     from dapo.models.precision import product_rate
 
-    return product_rate(name, hidden, max(1, _WEIGHTS // hidden), rows)
+    return product_rate(name, inner, outer, rows)

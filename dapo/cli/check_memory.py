@@ -283,8 +283,9 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
     yield from _state_lines(recipe, facts, memory)
     sharing = recipe.learner.context_parallel
     shared = f" over {sharing} ranks, of each rank" if sharing > 1 else ""
+    tokens = largest_pass(recipe, longest_prompt)
     yield (
-        f"activations of {largest_pass(recipe, longest_prompt):,} tokens{shared}: about {size_text(memory.activations)}; "
+        f"activations of {tokens:,} tokens{shared}: about {size_text(memory.activations)}; "
         f"logits and what is made of them: {size_text(memory.head)}"
     )
     yield from _engine_memory_lines(recipe, memory)

@@ -55,6 +55,7 @@ class Trial:
     doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
     refusals: list[str] = field(default_factory=list)  # training would be for nothing
     recorded: set[str] = field(default_factory=set)  # names of all values that rewards gave
+    forms: dict[str, str] = field(default_factory=dict)  # how a right answer is written, by source
     fraction: float | None = None  # an accuracy of a function's between 0 and 1, the first that was seen
 
     def refuse(self) -> None:
@@ -193,6 +194,7 @@ class _Source:
             self._say_unscored(str(probe[0].reason))
             return
         form, right = self._right_form(golden)
+        self.trial.forms[self.name] = form
         self._show(f"right ({_quoted(form)})" if golden else "right (no gold answer)", right)
         wrong = self._score([(p, form.replace(GOLD, wrong_answer(self.reward, p, self.prompts))) for p in self.prompts])
         empty = self._score([(p, "") for p in self.prompts])

@@ -268,7 +268,9 @@ def reward_session(
         check_fits(recipe, facts, data, training=training)
         exchange = make_exchange(recipe, deployment, facts, folder, places)
         undo.callback(exchange.close)
-        context = replace(context, facts=facts, loaded=loaded, longest=_longest(recipe, data), weights=exchange.folder)
+        context = replace(
+            context, facts=facts, loaded=loaded, longest=longest_sequence(recipe, data), weights=exchange.folder
+        )
         if given.engine is not None:
             engine = make_engine_of(given.engine, context)
         else:
@@ -366,8 +368,8 @@ def _verdict_lag(recipe: Recipe, scorer: Scorer) -> int:
     return 0 if isinstance(scorer, MayBeQuick) and scorer.quick else WORKER_VERDICT_LAG
 
 
-def _longest(recipe: Recipe, data: PreparedData) -> int:
-    """Tokens of the longest sequence that the engine can be asked for."""
+def longest_sequence(recipe: Recipe, data: PreparedData) -> int:
+    """Return the tokens of the longest sequence that the engine can be asked for."""
     prompts = [*data.train, *(prompt for prompts in data.validation.values() for prompt in prompts)]
     if recipe.environment.kind == "agent":
         return longest_conversation(recipe)

@@ -10,13 +10,13 @@ from dapo.cli import check_machine
 from dapo.cli.check_machine import Prompts, needs_here
 from dapo.cli.check_memory import estimate_memory, largest_pass
 
-PARAMETERS = 1_000_000
+PARAMETERS = 10_000_000
 
 
 @pytest.fixture
 def machine(monkeypatch):
     """A machine with 4 cores and 8 GiB, whose products reach 10^9 operations a second of a thread."""
-    monkeypatch.setattr(check_machine, "_product_rate", lambda name, hidden, rows: 1e9)
+    monkeypatch.setattr(check_machine, "_product_rate", lambda name, inner, outer, rows: 1e9)
     monkeypatch.setattr(check_machine, "core_count", lambda: 4)
     monkeypatch.setattr(check_machine, "memory_size", lambda: 8 * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -27,10 +27,10 @@ def test_seconds_of_a_step_by_hand(machine):
         algorithm={"dynamic_sampling": {"mode": "off"}}, learner={"minibatch_prompts": 2}, validation={"every": 0}
     )
     needs = needs_here(recipe, facts_with(PARAMETERS), Prompts(10, 12))
-    # 8 responses of 15 tokens and 4 prompts of 10; 2 operations a weight; 70 % of the products' speed; 2 layers
-    assert needs.generate == pytest.approx(2e6 * (120 + 40) / 0.7e9 + 15 * 2 * 1.5e-4)
+    # 8 responses of 15 tokens and 4 prompts of 10; 2 operations a weight; 90 % of the products' speed; 2 layers
+    assert needs.generate == pytest.approx(2e7 * (120 + 40) / 0.9e9 + 15 * 2 * 1.5e-4)
     # forward and backward over 160 tokens, and two optimizer steps
-    assert needs.learn == pytest.approx(3 * 2e6 * 160 / 0.7e9 + 2 * PARAMETERS * 6e-9)
+    assert needs.learn == pytest.approx(3 * 2e7 * 160 / 0.9e9 + 2 * PARAMETERS * 6e-9)
     assert needs.seconds(recipe) == pytest.approx(recipe.trainer.steps * needs.step)
 
 
@@ -49,7 +49,7 @@ def test_evaluations_are_counted_with_their_responses(machine):
     )
     needs = needs_here(recipe, facts_with(PARAMETERS), Prompts(10, 12, held_out=5))
     tokens = 5 * (3 + 1) * 30
-    assert needs.evaluation == pytest.approx(2e6 * (tokens + 50) / 0.7e9 + 30 * 2 * 1.5e-4)
+    assert needs.evaluation == pytest.approx(2e7 * (tokens + 50) / 0.9e9 + 30 * 2 * 1.5e-4)
     assert needs.seconds(recipe) == pytest.approx(25 * needs.step + 4 * needs.evaluation)  # 0, 10, 20 and 25
 
 
