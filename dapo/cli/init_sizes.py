@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo.cli.check_machine import Needs, Prompts, needs_here
+from dapo.cli.check_machine import LONG, Needs, Prompts, needs_here
 from dapo.cli.check_memory import size_text
 from dapo.cli.init_form import SMALL
 from dapo.config import Recipe
@@ -93,7 +93,7 @@ def choose_sizes(
         prompts: of the data.
 
     Raises:
-        RecipeError: none fit into the memory.
+        RecipeError: none fit into the memory, or the run would take days.
     """
     slow: list[tuple[float, Sizes, Needs]] = []
     least: Needs | None = None
@@ -109,7 +109,14 @@ def choose_sizes(
             slow.append((seconds, sizes, needs))
         least = needs if least is None or needs.memory < least.memory else least
     if slow:
-        return min(slow, key=lambda one: one[0])[1:]
+        seconds, sizes, needs = min(slow, key=lambda one: one[0])
+        if seconds <= LONG:
+            return sizes, needs
+        raise RecipeError(
+            f"a model of {facts.parameters / 1e6:,.0f} million parameters is too large for this machine's processor: "
+            f"{sizes.steps} steps of the smallest batch would take about {seconds / 3600:.0f} h. Take a smaller model, "
+            "a shorter --max-tokens, or a GPU (--device cuda writes a recipe for one)"
+        )
     assert least is not None
     raise RecipeError(
         f"a model of {facts.parameters / 1e6:,.0f} million parameters does not fit: training takes "

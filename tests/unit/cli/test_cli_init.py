@@ -47,7 +47,7 @@ def machine(monkeypatch, tmp_path):
 
     def set_(memory: int = 24 * GIB, speed: float = 1e11) -> None:
         monkeypatch.setattr(check_machine, "memory_size", lambda: memory)
-        monkeypatch.setattr(check_machine, "_product_rate", lambda name, hidden, rows: speed)
+        monkeypatch.setattr(check_machine, "_product_rate", lambda *_: speed)
 
     set_()
     return set_
@@ -103,7 +103,7 @@ def test_a_model_that_fits_with_no_setting_is_refused_with_both_sizes(machine, t
 
 def test_sizes_shrink_until_the_run_takes_an_hour(machine, tmp_path):
     folder, found = model(tmp_path / "m"), []
-    for speed in (1e12, 1e11, 3e10, 1e9):
+    for speed in (1e12, 1e11, 1e10, 3e9):
         machine(speed=speed)
         recipe = made(folder, sums(1))
         found.append(recipe.trainer.steps * recipe.rollout.prompts_per_step * recipe.rollout.group_size)
@@ -112,6 +112,12 @@ def test_sizes_shrink_until_the_run_takes_an_hour(machine, tmp_path):
     assert found[-1] < found[0] / 4
     asked = made(folder, sums(1), steps=7)
     assert (asked.trainer.steps, asked.rollout.prompts_per_step) == (7, 2)
+
+
+def test_a_run_of_days_is_refused(machine, tmp_path):
+    machine(speed=1e7)
+    with pytest.raises(RecipeError, match=r"would take about \d+ h"):
+        made(model(tmp_path / "m"), sums(1))
 
 
 def test_a_machine_without_a_gpu_gets_settings_of_its_own(machine, tmp_path):
