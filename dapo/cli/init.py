@@ -270,6 +270,8 @@ def _text(
         f"  group_size: {sizes.group}                   # G: responses per problem; more finds rare right answers",
         f"  max_response_tokens: {limit}       # a response that reaches it is truncated",
     ]
+    if form.temperature != 1.0:
+        lines += [f"  temperature: {form.temperature}    # a small model keeps the form of long problems only below 1"]
     if form.template is not None:
         lines += ['  stop: ["\\n\\n"]                  # a blank line ends a response: the model has no token for that']
     if machine.cuda:
@@ -297,6 +299,7 @@ def _text(
         "  every: 10                       # training steps between evaluations",
         "  samples: 2                      # responses per held-out problem, and a greedy one",
         f"  limit: {sizes.limit}            # held-out problems of an evaluation",
+        *([f"  temperature: {form.temperature}    # as in training"] if form.temperature != 1.0 else []),
         "",
         "trainer:",
         f"  steps: {sizes.steps}",

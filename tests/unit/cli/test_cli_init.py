@@ -214,6 +214,14 @@ def test_examples_show_each_operation(machine, tmp_path):
     assert {sign for shot in shots for sign in "+-*/" if sign in shot.response} == {"+", "-"}
 
 
+def test_long_problems_are_sampled_closer_to_the_best_response(machine, tmp_path):
+    folder = model(tmp_path / "m")
+    assert made(folder, sums(1)).rollout.temperature == 1.0
+    told = [row | {"problem": f"On a sunny day in the market of the old town: {row['problem']}"} for row in sums(1)]
+    recipe = made(folder, told)
+    assert recipe.rollout.temperature == recipe.validation.temperature < 1.0
+
+
 def test_a_larger_model_is_asked_for_a_box(machine, tmp_path):
     machine(64 * GIB)
     recipe = made(model(tmp_path / "m", "1.5B"), sums(1))
