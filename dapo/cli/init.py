@@ -42,7 +42,7 @@ _TYPED = {
 """What a person types for a setting."""
 _ANY = {"train": [{"path": "-"}]}
 _BUILTIN_TOKENS = 32
-_EXACT_PATTERN = r"(?im)^answer:\s*(.+?)\s*$"
+_EXACT_PATTERN = r"(?im)^\s*answer:\s*(.+?)\s*$"
 _TOTAL_PATTERN = r"=\s*(-?\d+)\s*$"
 """Reads the last total, with which the built-in models end."""
 
@@ -188,7 +188,10 @@ def _look_at(wanted: Wanted, path: str) -> _Data:
             f"--problem COLUMN --answer COLUMN ({error})"
         ) from None
     if not problems:
-        raise DataError(f"none of the first {len(records)} records of {path} has an answer, the first: {unanswered[0]}")
+        raise DataError(
+            f"none of the first {len(records)} records of {path} has an answer, the first: {unanswered[0]}. Name "
+            "another column (--answer COLUMN), or a reward of yours (--reward package.module:function)"
+        )
     return _Data(fields, problems)
 
 

@@ -151,9 +151,11 @@ def equation(problem: str, answer: str) -> str | None:
     gold, numbers = read_gold(answer), [text.replace(",", "") for text in _NUMBER.findall(problem)]
     if gold is None or not 2 <= len(numbers) <= 4:
         return None
-    parts = [numbers, *(combinations(numbers, 2) if len(numbers) > 2 else ())]
-    found = [text for part in parts for text, value in _computed(part) if value == gold]
-    return f"{found[0]} = {answer}" if len(found) == 1 else None
+    found = [text for text, value in _computed(numbers) if value == gold]
+    pairs = combinations(numbers, 2) if len(numbers) > 2 else ()
+    if len(found) != 1 or any(value == gold for pair in pairs for _, value in _computed(pair)):
+        return None
+    return f"{found[0]} = {answer}"
 
 
 def _computed(numbers: Sequence[str]) -> Iterator[tuple[str, Fraction]]:

@@ -98,7 +98,7 @@ def choose_sizes(
     slow: list[tuple[float, Sizes, Needs]] = []
     least: Needs | None = None
     for sizes in tried:
-        if sizes.adapter and slow:
+        if sizes.adapter and any(not one.adapter for _, one, _ in slow):
             break
         recipe = draft(sizes)
         needs = needs_here(recipe, facts, replace(prompts, held_out=min(prompts.held_out, sizes.limit)))

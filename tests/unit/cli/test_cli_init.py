@@ -128,7 +128,7 @@ def test_a_machine_without_a_gpu_gets_settings_of_its_own(machine, tmp_path):
     assert recipe.algorithm.clip.high == 0.4
     assert recipe.rollout.max_response_tokens <= 32
     assert recipe.algorithm.overlong_punishment.cache_length < recipe.rollout.max_response_tokens
-    assert recipe.data.max_prompt_tokens <= 128
+    assert recipe.data.max_prompt_tokens <= 256
     assert recipe.validation.limit is not None
     text = Path("run.yaml").read_text()
     assert "vllm" not in text
@@ -242,8 +242,9 @@ def test_problems_that_say_how_to_answer_get_no_other_instruction(machine, tmp_p
 
 def test_long_texts_as_gold_answers_are_refused_with_what_judges_them(machine, tmp_path):
     rows = [{"instruction": f"Tell a story of {n} bears.", "output": "Once upon a time. " * 20} for n in range(9)]
-    with pytest.raises(DataError, match=r"--reward package\.module:function"):
-        made(model(tmp_path / "m"), rows)
+    for same in (rows, [{"problem": row["instruction"], "answer": row["output"]} for row in rows]):
+        with pytest.raises(DataError, match=r"--reward package\.module:function"):
+            made(model(tmp_path / "m"), same)
     assert made(model(tmp_path / "m"), rows, reward="mine:score").rewards[0].function == "mine:score"
 
 
