@@ -38,7 +38,7 @@ from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.problems import brief
-from dapo.errors import ModelError, Unreachable
+from dapo.errors import ModelError, RewardError, Unreachable
 from dapo.loop.sampling.prompts import least_kept
 from dapo.observe.extra import PICTURES, missing
 from dapo.types.model import ModelFacts
@@ -81,10 +81,11 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
         lacks += looked.fit.refusals
         _add_fit(sections, looked.fit)
         if tries and not supervised and not lacks:
-            tried = try_groups(recipe, looked, tries)
-            add(f"{tries} groups, generated and scored", tried.lines)
-            tried.refuse()
-            _add_fit(sections, tried.fit)
+            lines, fit = try_groups(recipe, looked, tries)
+            add(f"{tries} groups, generated and scored", lines)
+            if fit.refusals:
+                raise RewardError("; ".join(fit.refusals))
+            _add_fit(sections, fit)
         elif tries:
             add(LEFT_OUT, ["what the model writes (--try), for what this machine lacks"] if lacks else [WRITTEN])
     add(NOT_HERE_TITLE, [*lacks, *without_place(recipe)])

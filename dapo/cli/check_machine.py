@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from dapo.cli.check_memory import Memory, estimate_memory, size_text
-from dapo.cli.check_time import KEPT, MEAN_LENGTH, SPARE, needed_memory, step_work
+from dapo.cli.check_time import KEPT, MEAN_LENGTH, needed_memory, step_work
 from dapo.config import Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.deployment import Deployment, deployment_of
@@ -94,72 +94,48 @@ def evaluations(recipe: Recipe) -> int:
     return steps // every + 1 + bool(steps % every) if every else 0
 
 
-def needs_here(recipe: Recipe, facts: ModelFacts, prompts: Prompts) -> Needs:
+def needs_here(recipe: Recipe, facts: ModelFacts, prompts: Prompts, steps: int | None = None) -> Needs:
     """Estimate what a run takes on this machine.
 
     On a processor the seconds are within a factor of two of those measured (SmolLM2-135M: docs/howto_memory.md), if
     nothing else runs there and responses reach half of their limit.
 
     Args:
-        recipe: trains by reward.
+        recipe: of the run.
         facts: of its model.
-        prompts: of its data.
+        prompts: of its data, or the examples of a supervised run.
+        steps: of a supervised run; None: it trains by reward.
     """
+    given = recipe if steps is None else supervised(recipe, steps)
     if runs_on_gpu(recipe):
         import torch
 
-        needed = int(needed_memory(estimate_memory(recipe, facts, prompts.longest)))
+        needed = int(needed_memory(estimate_memory(given, facts, prompts.longest)))
         return Needs("cuda", needed, torch.cuda.get_device_properties(0).total_memory)
-    here = on_cpu(recipe)
-    memory = estimate_memory(here, facts, prompts.longest)
+    here, found = on_cpu(given), deployment_of(given)
+    held = on_processor(here, estimate_memory(here, facts, prompts.longest))
+    needs = Needs("cpu", held, memory_size(), steps=steps, overlaps=found.overlaps)
     if facts.parameters < WORTH_MEASURING:
-        return Needs("cpu", on_processor(here, memory), memory_size())
-    work = step_work(here, facts, prompts.mean)
-    rollout, validation, found = here.rollout, here.validation, deployment_of(here)
-    cores = core_count()
-    threads = min(cores, here.run.threads * max(1, found.engines))
-    learning = min(cores, here.run.threads * found.ranks)
+        return needs
+    computing = _speed(here, facts, 128) * min(core_count(), here.run.threads * found.ranks)
+    if steps is not None:
+        learn = 6.0 * _computing(facts) * recipe.sft.batch_size * prompts.mean / computing + _updating(here, facts)
+        return replace(needs, generate=0.0, learn=learn, evaluation=0.0)
+    work, rollout, validation = step_work(here, facts, prompts.mean), here.rollout, here.validation
+    threads = min(core_count(), here.run.threads * max(1, found.engines))
     updates = rollout.prompts_per_step // (here.learner.minibatch_prompts or rollout.prompts_per_step)
     updates *= here.learner.epochs_per_rollout
     responses = rollout.prompts_per_step * rollout.group_size
-    groups = work.generated / (MEAN_LENGTH * rollout.max_response_tokens * rollout.group_size)
+    read = work.generated / (MEAN_LENGTH * rollout.max_response_tokens * rollout.group_size) * prompts.mean
     answers = prompts.held_out * (validation.samples + validation.greedy)
     tokens = answers * MEAN_LENGTH * (validation.max_response_tokens or rollout.max_response_tokens)
-    read = prompts.held_out * prompts.mean
-    return Needs(
-        "cpu",
-        on_processor(here, memory),
-        memory_size(),
-        generate=_decoding(here, facts, work.generated, responses, groups * prompts.mean) / threads,
-        learn=work.operations / _speed(here, facts, 128) / learning + updates * _updating(here, facts),
-        evaluation=_decoding(here, facts, tokens, answers, read) / threads if answers else 0.0,
-        overlaps=found.overlaps,
+    evaluated = _decoding(here, facts, tokens, answers, prompts.held_out * prompts.mean) if answers else 0.0
+    return replace(
+        needs,
+        generate=_decoding(here, facts, work.generated, responses, read) / threads,
+        learn=work.operations / computing + updates * _updating(here, facts),
+        evaluation=evaluated / threads,
     )
-
-
-def examples_here(recipe: Recipe, facts: ModelFacts, examples: Prompts, steps: int) -> Needs:
-    """Estimate what a supervised run takes on this machine.
-
-    Args:
-        recipe: of the run.
-        facts: of its model.
-        examples: tokens of its examples.
-        steps: of training.
-    """
-    given = supervised(recipe, steps)
-    if runs_on_gpu(recipe):
-        import torch
-
-        memory = estimate_memory(given, facts, examples.longest)
-        return Needs("cuda", int(memory.learning * SPARE), torch.cuda.get_device_properties(0).total_memory)
-    here = on_cpu(given)
-    memory = estimate_memory(here, facts, examples.longest)
-    if facts.parameters < WORTH_MEASURING:
-        return Needs("cpu", on_processor(here, memory), memory_size(), steps=steps)
-    tokens = recipe.sft.batch_size * examples.mean
-    learning = min(core_count(), here.run.threads * here.learner.ranks)
-    learn = 6.0 * _computing(facts) * tokens / _speed(here, facts, 128) / learning + _updating(here, facts)
-    return Needs("cpu", on_processor(here, memory), memory_size(), 0.0, learn, 0.0, steps)
 
 
 def judge(recipe: Recipe, needs: Needs) -> Fit:

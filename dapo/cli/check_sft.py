@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_machine import Fit, Looked, Prompts, examples_here, judge, no_gpu
+from dapo.cli.check_machine import Fit, Looked, Prompts, judge, needs_here, no_gpu
 from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines
 from dapo.cli.check_screen import Sections
 from dapo.config import Recipe
@@ -51,7 +51,7 @@ def look_at_examples(recipe: Recipe, sections: Sections) -> Looked:
     add("memory, estimated", memory_lines(supervised(recipe, 1), facts, max(lengths)))
     if no_gpu(recipe):
         return Looked(facts, Fit())
-    needs = examples_here(recipe, facts, Prompts(sum(lengths) / len(lengths), max(lengths)), steps)
+    needs = needs_here(recipe, facts, Prompts(sum(lengths) / len(lengths), max(lengths)), steps)
     return Looked(facts, judge(recipe, needs))
 
 

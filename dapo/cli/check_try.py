@@ -19,7 +19,6 @@ from dapo.cli.check_memory import size_text
 from dapo.cli.check_rewards import GOLD
 from dapo.config import Recipe
 from dapo.config.mixed import mixed_by_spread
-from dapo.errors import RewardError
 from dapo.types.batch import Group, Key, StepBatch
 from dapo.words import counted
 
@@ -34,20 +33,6 @@ _FEW = 0.1  # of the responses right: below, a run of ``_HOURS`` and more is not
 _HOURS = 2.0
 _NAMES_ANSWERS = ("math", "exact", "last_number")  # kinds of reward that say which answer they read
 _WRITTEN = 160  # characters of a response that are shown
-
-
-@dataclass(slots=True)
-class Tried:
-    """Results of the trial, in lines."""
-
-    lines: list[str] = field(default_factory=list)
-    fit: Fit = field(default_factory=Fit)  # what it says of the run
-    unread: str | None = None  # why training would be for nothing
-
-    def refuse(self) -> None:
-        """Raise RewardError if the reward read no answer."""
-        if self.unread is not None:
-            raise RewardError(self.unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +58,10 @@ def _flags(group: Group, what: str) -> np.ndarray:
     return np.array([score.answer not in (None, "") for score in group.scores_G])
 
 
-def try_groups(recipe: Recipe, looked: Looked, count: int) -> Tried:
+def try_groups(recipe: Recipe, looked: Looked, count: int) -> tuple[list[str], Fit]:
     """Load the model, generate and score ``count`` groups of the run's first prompts, learn from them at rate 0.
 
-    Nothing is written but a built-in model's cache.
+    Nothing is written but a built-in model's cache. Return lines, and what they say of the run.
 
     Raises:
         DapoError: whatever would end a run at its start.
@@ -103,25 +88,21 @@ def try_groups(recipe: Recipe, looked: Looked, count: int) -> Tried:
     return judged(recipe, looked, found)
 
 
-def judged(recipe: Recipe, looked: Looked, found: Measured) -> Tried:
-    """Return what the groups say of a run: lines, doubts, and why it is not good."""
-    tried = Tried([*_group_lines(found.groups), *_summary(recipe, found)])
-    step = _step_seconds(recipe, found)
-    tried.lines.append(_time_line(recipe, found, step))
-    tried.lines.append(
-        f"memory: {size_text(found.peak)} at the peak of this trial, whose batch is smaller than a step's"
-    )
+def judged(recipe: Recipe, looked: Looked, found: Measured) -> tuple[list[str], Fit]:
+    """Return lines, and what the groups say of a run: doubts, why it is not good, and why it is refused."""
+    lines, fit = [*_group_lines(found.groups), *_summary(recipe, found)], Fit()
     right, cut, read = (found.share(what) for what in ("right", "cut off", "read"))
     moves = " ".join(_moves(recipe, looked, found))
     kind = next((reward.kind for reward in recipe.rewards if reward.name == "accuracy"), "")
-    named, fit = kind in _NAMES_ANSWERS and recipe.scorer is None, tried.fit
+    named = kind in _NAMES_ANSWERS and recipe.scorer is None
     if named and read == 0:
-        tried.unread = (
+        fit.refusals.append(
             f"accuracy ({kind}) read an answer in none of {sum(len(group.scores_G) for group in found.groups)} "
             f"responses, {cut:.0%} of which were cut off. The model wrote: {_texts(found.groups)}. {moves}"
         )
-        return tried
-    hours = math.inf if step is None else _whole(recipe, looked, found, step) / 3600
+        return lines, fit
+    rounds = _rounds(recipe, found.groups)
+    hours = math.inf if rounds is None else _add_time(fit, recipe, looked, found, rounds) / 3600
     if cut > _CUT_OFF:
         fit.grave.append(
             f"{cut:.0%} of the responses were cut off at {recipe.rollout.max_response_tokens} tokens. {moves}"
@@ -130,7 +111,7 @@ def judged(recipe: Recipe, looked: Looked, found: Measured) -> Tried:
     if not fractions and (right == 0 or (right < _FEW and hours > _HOURS)):
         long = f", and the run takes about {span(hours * 3600)}" if hours < math.inf else ""
         fit.grave.append(f"{right:.0%} of the responses were right{long}. {moves}")
-    elif step is None:
+    elif rounds is None:
         fit.grave.append(
             "no group has right and wrong responses, so a step would not fill its batch: try more groups (--try 16), "
             f"or other problems. {moves}"
@@ -139,11 +120,30 @@ def judged(recipe: Recipe, looked: Looked, found: Measured) -> Tried:
         fit.doubts.append(f"{right:.0%} of the responses were right. {moves}")
     if named and 0 < read < 0.5:
         fit.doubts.append(f"accuracy ({kind}) read an answer in {read:.0%} of the responses alone. {moves}")
-    if step is not None:
-        whole, times = span(_whole(recipe, looked, found, step)), evaluations(recipe)
-        steps = counted(recipe.trainer.steps, "step")
-        fit.lines.append(f"measured: a step about {span(step)}, {steps} and {times} evaluations in about {whole}")
-    return tried
+    return lines, fit
+
+
+def _add_time(fit: Fit, recipe: Recipe, looked: Looked, found: Measured, rounds: float) -> float:
+    """Add what a step and the run take by proportion, and return the seconds of the run.
+
+    Args:
+        fit: takes the line.
+        recipe: of the run.
+        looked: what is known of its model and data.
+        found: what the groups came to.
+        rounds: as ``_rounds`` returns.
+    """
+    wanted, tried, validation = recipe.rollout.prompts_per_step, len(found.groups), recipe.validation
+    generate, learn = found.generated * rounds, found.learned * wanted / tried
+    answers = looked.held_out * (validation.samples + validation.greedy)
+    response = found.generated / sum(len(group.completions_G) for group in found.groups)
+    whole = recipe.trainer.steps * (generate + learn) + evaluations(recipe) * answers * response
+    fit.lines.append(
+        f"measured: a step about {span(generate + learn)} ({span(generate)} to generate and score {rounds * tried:.0f} "
+        f"groups, {span(learn)} to learn from {wanted}), {counted(recipe.trainer.steps, 'step')} and "
+        f"{counted(evaluations(recipe), 'evaluation')} in about {span(whole)}, by proportion"
+    )
+    return whole
 
 
 def _moves(recipe: Recipe, looked: Looked, found: Measured) -> Iterator[str]:
@@ -294,6 +294,13 @@ def _summary(recipe: Recipe, found: Measured) -> Iterator[str]:
     if reasons:
         yield f"unscored: {len(reasons)} of {len(accuracies)}, the first: {reasons[0]}"
     yield f"the first response: {_texts(groups[:1])}"
+    yield (
+        f"time: {span(found.generated)} to generate and score {len(accuracies)} responses "
+        f"({lengths.sum() / found.generated:,.0f} tokens/s), {span(found.learned)} to learn from {len(groups)} groups"
+    )
+    yield f"memory: {size_text(found.peak)} at the peak of this trial, whose batch is smaller than a step's"
+    if _rounds(recipe, groups) is None:
+        yield "a step would not fill its batch: no group of these teaches anything"
 
 
 def _rounds(recipe: Recipe, groups: Sequence[Group]) -> float | None:
@@ -302,36 +309,3 @@ def _rounds(recipe: Recipe, groups: Sequence[Group]) -> float | None:
     if refills and not mixed:
         return None
     return recipe.rollout.prompts_per_step / len(groups) * (len(groups) / mixed if refills else 1)
-
-
-def _step_seconds(recipe: Recipe, found: Measured) -> float | None:
-    """Return the seconds of a step by proportion; None: it would not fill its batch."""
-    rounds = _rounds(recipe, found.groups)
-    if rounds is None:
-        return None
-    return found.generated * rounds + found.learned * recipe.rollout.prompts_per_step / len(found.groups)
-
-
-def _whole(recipe: Recipe, looked: Looked, found: Measured, step: float) -> float:
-    """Return the seconds of the run with its evaluations, by proportion."""
-    validation = recipe.validation
-    answers = looked.held_out * (validation.samples + validation.greedy)
-    response = found.generated / sum(len(group.completions_G) for group in found.groups)
-    return recipe.trainer.steps * step + evaluations(recipe) * answers * response
-
-
-def _time_line(recipe: Recipe, found: Measured, step: float | None) -> str:
-    tokens = sum(group.lengths().sum() for group in found.groups)
-    responses, wanted = sum(len(group.completions_G) for group in found.groups), recipe.rollout.prompts_per_step
-    rounds = _rounds(recipe, found.groups)
-    told = (
-        f"time: {span(found.generated)} to generate and score {responses} responses ({tokens / found.generated:,.0f} "
-        f"tokens/s), {span(found.learned)} to learn from {len(found.groups)} groups"
-    )
-    if step is None or rounds is None:
-        return f"{told}; a step would not fill its batch"
-    return (
-        f"{told}; a step about {span(step)} ({span(found.generated * rounds)} to generate and score "
-        f"{rounds * len(found.groups):.0f} groups, {span(found.learned * wanted / len(found.groups))} to learn from "
-        f"{wanted}). By proportion: more responses at once fill an engine better"
-    )

@@ -227,13 +227,12 @@ def test_a_step_by_proportion() -> None:
     }
     recipe, looked = recipe_from_dict(given).recipe, Looked(facts_with(100), Fit())
     found = Measured(groups, generated=2.0, learned=0.5, peak=2**30)
-    tried = judged(recipe, looked, found)
-    text = "\n".join(tried.lines)
+    lines, fit = judged(recipe, looked, found)
+    text, (measured,) = "\n".join(lines), fit.lines
     assert "pass rate 37.5%, 1 of 4 groups with right and wrong responses, 10 tokens a response, 0% truncated" in text
     assert "2 s to generate and score 8 responses (40 tokens/s), 0.5 s to learn from 4 groups" in text
-    assert "a step about 17 s (16 s to generate and score 32 groups, 1 s to learn from 8)" in text
     assert "1.0 GiB at the peak" in text
-    assert "a step about 17 s, 3,600 steps" in tried.fit.lines[0]
-    assert "in about 17.0 h" in tried.fit.lines[0]
+    assert "a step about 17 s (16 s to generate and score 32 groups, 1 s to learn from 8), 3,600 steps" in measured
+    assert "in about 17.0 h" in measured
     off = recipe_from_dict({**given, "algorithm": {"dynamic_sampling": {"mode": "off"}}}).recipe
-    assert "a step about 5 s (4 s to generate and score 8 groups" in "\n".join(judged(off, looked, found).lines)
+    assert "a step about 5 s (4 s to generate and score 8 groups" in judged(off, looked, found)[1].lines[0]

@@ -220,7 +220,7 @@ def tried(*groups, seconds: float = 1.0, elsewhere=None, **sections):
         prompt = Prompt("", "", np.zeros(5, np.int64), "What is 3 + 4?", "7", "sums")
         made.append(Group(index, prompt, [one for one, _ in responses], [score for _, score in responses]))
     found = Measured(made, seconds, seconds, 2**30, elsewhere or {})
-    return judged(recipe_from_dict({**GIVEN, **sections}).recipe, LOOKED, found)
+    return judged(recipe_from_dict({**GIVEN, **sections}).recipe, LOOKED, found)[1]
 
 
 MIXED = [response(1), response(0), response(1), response(0)]
@@ -228,49 +228,49 @@ MIXED = [response(1), response(0), response(1), response(0)]
 
 def test_a_model_that_is_sometimes_right_is_good():
     found = tried(MIXED, MIXED)
-    assert (found.fit.grave, found.fit.doubts, found.unread) == ([], [], None)
+    assert found.grave == found.doubts == found.refusals == []
 
 
 def test_responses_that_are_mostly_cut_off_are_not_good():
     cut = [response(1), *[response(0, cut=True)] * 3]
-    (said,) = tried(cut, cut).fit.grave
+    (said,) = tried(cut, cut).grave
     assert said.startswith("75% of the responses were cut off at 100 tokens. ")
     assert "rollout.max_response_tokens=200 lets responses end" in said
     half = [response(1), response(0), *[response(0, cut=True)] * 2]
-    assert tried(half, half).fit.grave == []
+    assert tried(half, half).grave == []
 
 
 def test_a_longer_limit_is_not_suggested_where_the_model_reads_no_more():
     cut = [response(1), *[response(0, cut=True)] * 3]
     rollout = {**GIVEN["rollout"], "max_response_tokens": 400}
-    assert "max_response_tokens=" not in tried(cut, rollout=rollout).fit.grave[0]
+    assert "max_response_tokens=" not in tried(cut, rollout=rollout).grave[0]
 
 
 def test_an_answer_that_is_never_read_is_refused_with_what_the_model_wrote():
     unread = [response(0, answer=None, text="Well,\nseven I think")] * 4
-    found = tried(unread, unread, elsewhere={"last_number": 0.3})
-    assert "read an answer in none of 8 responses" in found.unread
-    assert "'Well, seven I think'" in found.unread
-    assert "With rewards.0.kind=last_number, 30% of them would be right." in found.unread
-    assert r'data.few_shot=[{"problem": "What is 3 + 4?", "response": "\\boxed{7}"}]' in found.unread
+    (said,) = tried(unread, unread, elsewhere={"last_number": 0.3}).refusals
+    assert "read an answer in none of 8 responses" in said
+    assert "'Well, seven I think'" in said
+    assert "With rewards.0.kind=last_number, 30% of them would be right." in said
+    assert r'data.few_shot=[{"problem": "What is 3 + 4?", "response": "\\boxed{7}"}]' in said
 
 
 def test_a_reward_that_names_no_answer_is_not_refused_for_reading_none():
     silent = [response(1, answer=None), response(0, answer=None)] * 2
-    assert tried(silent, rewards=[{"kind": "function", "function": "mine:f"}]).unread is None
+    assert tried(silent, rewards=[{"kind": "function", "function": "mine:f"}]).refusals == []
 
 
 def test_almost_nothing_right_is_not_good_where_the_run_takes_hours():
     """One of 32 responses: 4 groups of 8, one mixed: a step generates 16 groups, 4 times these."""
     few = [[response(1), *[response(0)] * 7], *[[response(0)] * 8] * 3]
     quick = tried(*few, seconds=0.1)  # 100 steps of 0.5 s
-    assert quick.fit.grave == []
-    assert quick.fit.doubts[0].startswith("3% of the responses were right. A worked example")
+    assert quick.grave == []
+    assert quick.doubts[0].startswith("3% of the responses were right. A worked example")
     slow = tried(*few, seconds=60.0)  # 100 steps of 4 x 60 + 60 s
-    assert slow.fit.grave[0].startswith("3% of the responses were right, and the run takes about 8.3 h")
+    assert slow.grave[0].startswith("3% of the responses were right, and the run takes about 8.3 h")
 
 
 def test_nothing_right_and_no_mixed_group_are_not_good():
-    assert tried([response(0)] * 4).fit.grave[0].startswith("0% of the responses were right")
-    (said,) = tried([response(1)] * 4).fit.grave
+    assert tried([response(0)] * 4).grave[0].startswith("0% of the responses were right")
+    (said,) = tried([response(1)] * 4).grave
     assert said.startswith("no group has right and wrong responses")
