@@ -17,7 +17,7 @@ _SHORT = 64  # characters of one line that is an answer as a whole
 
 
 class Answers(StrEnum):
-    """What the rewards of a source do with its gold answers."""
+    """Say what the rewards of a source do with its gold answers."""
 
     COMPARED = "compared"  # each problem needs one
     PASSED_ON = "passed_on"  # your function, a service or an environment gets them where there are any
