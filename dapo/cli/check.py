@@ -112,6 +112,7 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
     from dapo.cli.check_overlap import overlap_lines
     from dapo.cli.check_rewards import try_rewards
     from dapo.data import prepare
+    from dapo.data.answers import answers_read
     from dapo.data.render import seen_lines
     from dapo.data.unknown import unknown_in_prompts
     from dapo.run.episodes import start_environment
@@ -123,8 +124,10 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     playing = start_environment(recipe, tokenizer, workers=1, output=None)
     try:
-        data = prepare(recipe.data, tokenizer) if playing is None else playing.prepared(tokenizer)
-        if playing is not None:
+        if playing is None:
+            data = prepare(recipe.data, tokenizer, answers=answers_read(recipe))
+        else:
+            data = playing.prepared(tokenizer)
             add("one episode, with canned turns", play_episode(recipe, playing, tokenizer, facts, data.train[0]))
     finally:
         if playing is not None:

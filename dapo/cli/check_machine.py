@@ -80,7 +80,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a check found out of a recipe: its model, and whether its run fits this machine."""
+    """Findings of a check: the recipe's model, and whether its run fits this machine."""
 
     facts: ModelFacts
     fit: Fit

@@ -13,6 +13,7 @@ from dapo.config.mixed import correct_decides, mixed_by_spread, mixed_said
 from dapo.config.schema import Reward
 from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
+from dapo.rewards.code import find_program
 from dapo.rewards.text import read_golds
 from dapo.types.batch import Completion, Key, Prompt, Score
 from dapo.types.enums import FinishReason
@@ -146,10 +147,10 @@ def wrong_answer(reward: Reward, prompt: Prompt, others: Sequence[Prompt]) -> st
 def gold_of(reward: Reward, prompt: Prompt) -> str:
     """Return what is right; "" where there is nothing.
 
-    That is the gold answer, the first of several, or the record's solution for ``kind: code``.
+    That is the gold answer, the first of several, or the program in the record's solution for ``kind: code``.
     """
     if reward.kind == "code":
-        return str(prompt.extra.get(SOLUTION) or "")
+        return find_program(str(prompt.extra.get(SOLUTION) or ""))
     return next(iter(read_golds(prompt.answer)), "")
 
 

@@ -37,7 +37,7 @@ _WRITTEN = 160  # characters of a response that are shown
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the groups came to."""
+    """Groups that were tried, and their cost."""
 
     groups: Sequence[Group]
     generated: float  # seconds to generate and score them

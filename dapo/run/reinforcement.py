@@ -12,6 +12,7 @@ from dapo.config.check_data import ENVIRONMENT, source_name
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.schema import Model, Recipe
 from dapo.config.secrets import redact
+from dapo.data.answers import answers_read
 from dapo.data.load import PreparedData, prepare
 from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines
@@ -348,7 +349,8 @@ def _prepared(
 
     Data that are wrong, or too long for the model, are refused before weights are read.
     """
-    data = prepare(recipe.data, tokenizer) if playing is None else playing.prepared(tokenizer)
+    answers = answers_read(recipe)
+    data = prepare(recipe.data, tokenizer, answers=answers) if playing is None else playing.prepared(tokenizer)
     for line in [*data.report.lines(training=training), *(seen_lines(data.train[0], tokenizer) if training else ())]:
         console.say(line)
     for warning in unknown_in_prompts(data, tokenizer) if training else ():
