@@ -41,6 +41,16 @@ class DataError(DapoError, ValueError):
     exit_code = 2
 
 
+class Unreachable(DapoError):
+    """A model or data set of the hub, which this machine cannot reach: the recipe itself may be good."""
+
+    exit_code = 3
+
+
+class DataUnreachable(Unreachable, DataError):
+    """A data set of the hub that this machine cannot reach, or has no package to read."""
+
+
 class RewardError(DapoError, ValueError):
     """A verifier that cannot be loaded or set up. (A verifier that fails on one response makes it unscored.)"""
 
@@ -62,6 +72,10 @@ class ModelError(DapoError, ValueError):
     """A model folder or tokenizer that cannot be used as it is."""
 
     exit_code = 2
+
+
+class ModelUnreachable(Unreachable, ModelError):
+    """A model of the hub that this machine cannot reach."""
 
 
 class CheckpointError(DapoError, ValueError):

@@ -17,7 +17,7 @@ def unreachable() -> str:
 
     ``HF_ENDPOINT`` and the proxies of the environment are used.
     """
-    if any(os.environ.get(variable, "").lower() in ("1", "true", "yes", "on") for variable in _OFFLINE):
+    if offline():
         return ""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     found = [f"no answer within {_PATIENCE:g} s"]
@@ -29,6 +29,11 @@ def unreachable() -> str:
     asking.start()
     asking.join(_PATIENCE)
     return f"{endpoint} cannot be reached ({found[0]})" if found[0] else ""
+
+
+def offline() -> bool:
+    """Return whether the environment says that the hub is not to be asked."""
+    return any(os.environ.get(variable, "").lower() in ("1", "true", "yes", "on") for variable in _OFFLINE)
 
 
 def _why_not(endpoint: str) -> str:

@@ -12,7 +12,8 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 WATCH_PARENT = "DAPO_WATCH_PARENT"
@@ -22,6 +23,8 @@ NO_MPS = "it has no float64, which the checks at loading and adapters need, and 
 _DEVICES = Path("/dev")
 _SHARED_MEMORY = Path("/dev/shm")
 _MEMORY_FACTS = Path("/proc/meminfo")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
 _LOOK = 1.0  # seconds between two looks at the parent where nothing reports its end
 
 
@@ -77,6 +80,36 @@ def available_memory() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
+
+
+def memory_size() -> int | None:
+    """Return the bytes of memory that this process may use: the machine's, or a container's limit where that is less.
+
+    None where the system does not say.
+    """
+    try:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+    return min([whole, *_group_limits()])
+
+
+def _group_limits() -> Iterator[int]:
+    """Yield the memory limits of this process's control groups and of those around them, of either version."""
+    try:
+        lines = _OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for _, kinds, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        root, name = (_GROUPS, "memory.max") if not kinds else (_GROUPS / "memory", "memory.limit_in_bytes")
+        if kinds not in ("", "memory"):
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            with suppress(OSError, ValueError):  # a container sees its own group as the root; "max" is no number
+                yield int((folder / name).read_text())
+            if folder == root:
+                break
 
 
 def limits_memory() -> bool:

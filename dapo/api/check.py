@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.api.recipe import RecipeLike, RewardLike, ask
 from dapo.cli.check import look_at_run
-from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, Sections
+from dapo.cli.check_screen import DOUBTS, GRAVE, NOT_HERE_TITLE, Sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ class Report:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Doubts to settle before a start: odd data, rewards that accept wrong answers."""
-        return self.sections.get(DOUBTS, ())
+        """Doubts to settle before a start: odd data, rewards that accept wrong answers, more work than this machine
+        does in a day."""
+        return (*self.sections.get(GRAVE, ()), *self.sections.get(DOUBTS, ()))
 
     @property
     def not_here(self) -> tuple[str, ...]:
@@ -39,7 +40,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Return whether the recipe has no doubts. ``not_here`` says whether this machine would start it now."""
+        """Return whether the recipe has no doubts. ``not_here`` says whether this machine can run it now."""
         return not self.doubts
 
     def __str__(self) -> str:
@@ -49,9 +50,10 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the verdict, what to look at in full, and the other sections folded."""
-        said = "The recipe is good." if self.good else "The recipe has doubts: look at them before you train."
-        said += " This machine would not start it as it is now." if self.not_here else ""
-        unfolded = (DOUBTS, NOT_HERE_TITLE)
+        said = "The recipe has doubts: look at them before you train." if self.doubts else "The recipe is good."
+        if self.not_here:
+            said = f"This machine cannot run the recipe as it is now. {'' if self.good else said}".strip()
+        unfolded = (GRAVE, DOUBTS, NOT_HERE_TITLE)
         parts = [f"<p><b>{said}</b></p>"]
         for title in sorted(self.sections, key=lambda title: title not in unfolded):
             lines, opened = escape("\n".join(self.sections[title])), " open" * (title in unfolded)

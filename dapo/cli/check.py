@@ -8,6 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dapo.cli.check_hooks import import_hooks, try_hooks
+from dapo.cli.check_machine import (
+    WORTH_MEASURING,
+    Fit,
+    Looked,
+    Needs,
+    Prompts,
+    evaluations,
+    judge,
+    needs_here,
+    no_gpu,
+    on_cpu,
+    runs_on_gpu,
+    span,
+)
 from dapo.cli.check_memory import (
     LARGE,
     estimate_memory,
@@ -17,14 +31,14 @@ from dapo.cli.check_memory import (
 )
 from dapo.cli.check_ranks import publish_lines
 from dapo.cli.check_rows import row_lines
-from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, WARNINGS, Sections, hidden
+from dapo.cli.check_screen import DOUBTS, GRAVE, HERE, LEFT_OUT, NOT_HERE_TITLE, WARNINGS, WRITTEN, Sections, hidden
 from dapo.cli.check_sft import look_at_examples
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.problems import brief
-from dapo.errors import ModelError
+from dapo.errors import ModelError, RewardError, Unreachable
 from dapo.loop.sampling.prompts import least_kept
 from dapo.observe.extra import PICTURES, missing
 from dapo.types.model import ModelFacts
@@ -47,57 +61,79 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     """
     from dapo.cli.check_try import try_groups
     from dapo.observe.run_name import with_free_name
-    from dapo.run.here import lacking
+    from dapo.run.here import lacking, without_place
 
     loaded = with_free_name(loaded)
     recipe, add = loaded.recipe, sections.add
+    supervised = recipe.run.stage == "sft"
     add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
     add(WARNINGS, loaded.warnings)
-    facts = (look_at_examples if recipe.run.stage == "sft" else look_at_rewards)(recipe, sections)
-    add("files", files(recipe, facts), shown=lambda line: "/rollouts/: " not in line)
-    if tries and recipe.run.stage != "sft":
-        lacks = list(lacking(recipe))
-        tried = ["not tried, for what this machine lacks"] if lacks else try_groups(recipe, tries)
-        add(f"{tries} groups, generated and scored", tried)
-    add(NOT_HERE_TITLE, here_lines(recipe))
+    lacks = list(lacking(recipe))
+    try:
+        looked = (look_at_examples if supervised else look_at_rewards)(recipe, sections)
+    except (ModelError, Unreachable) as error:
+        _add_without_model(recipe, sections)
+        if not isinstance(error, Unreachable):
+            raise
+        lacks = [*(line for line in lacks if line != str(error)), str(error)]
+    else:
+        add("files", files(recipe, looked.facts), shown=lambda line: "/rollouts/: " not in line)
+        lacks += looked.fit.refusals
+        _add_fit(sections, looked.fit)
+        if tries and not supervised and not lacks:
+            lines, fit = try_groups(recipe, looked, tries)
+            add(f"{tries} groups, generated and scored", lines)
+            if fit.refusals:
+                raise RewardError("; ".join(fit.refusals))
+            _add_fit(sections, fit)
+        elif tries:
+            add(LEFT_OUT, ["what the model writes (--try), for what this machine lacks"] if lacks else [WRITTEN])
+    add(NOT_HERE_TITLE, [*lacks, *without_place(recipe)])
 
 
-def look_at_rewards(recipe: Recipe, sections: Sections) -> ModelFacts:
-    """Load tokenizer and data, try the rewards, and add the run's arithmetic, memory and doubts. Return the model's
-    facts.
+def _add_fit(sections: Sections, fit: Fit) -> None:
+    for title, lines in ((HERE, fit.lines), (GRAVE, fit.grave), (DOUBTS, fit.doubts)):
+        sections.add(title, lines)
+
+
+def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
+    """Load tokenizer and data, try the rewards, and add the run's arithmetic, memory and doubts. Return what it found.
 
     Raises:
         RecipeError: a hook cannot be imported, or a limit or stop token does not fit the model.
         ModelError: model configuration or tokenizer cannot be loaded.
+        EngineError: the engine would refuse the model.
         DataError: the data cannot be read, or nothing is left to train on.
         RewardError: the rewards fail on gold answers, or call them wrong.
+        EpisodeError: an episode of the environment fails.
         HookError: a function of the algorithm raises, or returns something else than it must.
     """
     from dapo.cli.check_environment import play_episode
     from dapo.cli.check_overlap import overlap_lines
     from dapo.cli.check_rewards import try_rewards
     from dapo.data import prepare
+    from dapo.data.answers import answers_read
     from dapo.data.render import seen_lines
     from dapo.data.unknown import unknown_in_prompts
     from dapo.run.episodes import start_environment
-    from dapo.run.fits import check_fits
+    from dapo.run.fits import check_engine_fits, check_fits
+    from dapo.run.reinforcement import longest_sequence
 
     add = sections.add
     algorithm = import_hooks(recipe)
-    try:
-        tokenizer, facts = load_tokenizer_and_facts(recipe)
-    except ModelError as error:
-        _add_without_model(recipe, sections, error)
-        raise
+    tokenizer, facts = load_tokenizer_and_facts(recipe)
     playing = start_environment(recipe, tokenizer, workers=1, output=None)
     try:
-        data = prepare(recipe.data, tokenizer) if playing is None else playing.prepared(tokenizer)
-        if playing is not None:
+        if playing is None:
+            data = prepare(recipe.data, tokenizer, answers=answers_read(recipe))
+        else:
+            data = playing.prepared(tokenizer)
             add("one episode, with canned turns", play_episode(recipe, playing, tokenizer, facts, data.train[0]))
     finally:
         if playing is not None:
             playing.close()
     check_fits(recipe, facts, data)
+    unasked = check_engine_fits(recipe, facts, tokenizer, longest_sequence(recipe, data))
     add("data", data.report.lines(), shown=lambda line: not line.startswith("overlap"))
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)
@@ -108,34 +144,62 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> ModelFacts:
     odd = [*data.report.doubts(), *_few_problems(recipe, data), *unknown_in_prompts(data, tokenizer)]
     add(DOUBTS, [*notes, *odd, *trial.doubts, *hooks.doubts])
     trial.refuse()
-    deployment = deployment_of(recipe)
+    deployment, prompts = deployment_of(recipe), _prompts(recipe, data)
+    needs, fit = look_at_machine(recipe, facts, prompts)
+    add(LEFT_OUT, [*unasked, *_elsewhere(recipe, deployment)])
+    shown_for = recipe if _for_gpus(recipe, needs, fit) else on_cpu(recipe)
     small = facts.parameters < LARGE and deployment.ranks == 1
     ends = ("longest sequence", "length penalty", "the ratio")
     add("arithmetic", arithmetic(recipe, data), shown=lambda line: not line.startswith(ends))
     parts = f"{facts.parameters:,} parameters", "together", "of them frozen"
-    memory = [*memory_lines(recipe, facts, _longest_prompt(data)), *row_lines(recipe, facts)]
+    memory = [*memory_lines(shown_for, facts, prompts.longest), *row_lines(shown_for, facts)]
     add("memory, estimated", memory, shown=lambda line: not small or line.startswith(parts))
-    estimate = estimate_memory(recipe, facts, _longest_prompt(data))
+    estimate = estimate_memory(shown_for, facts, prompts.longest)
     publishing = publish_lines(recipe, facts, 4 if recipe.model.dtype == "float32" else 2)
     add("publishing weights, by arithmetic", publishing, shown=lambda line: "moves nothing" not in line)
-    add("time on a GPU, by arithmetic", time_lines(recipe, facts, estimate, _mean_prompt(data)))
+    add("time on a GPU, by arithmetic", time_lines(shown_for, facts, estimate, prompts.mean))
     placed = [*deployment.lines(), *_cluster_lines(recipe, deployment)]
     add("who runs where", placed, shown=lambda line: deployment.route != "shared")
-    add("engine", _engine_lines(recipe, facts), shown=lambda line: not small and not line.startswith("known, on a CPU"))
-    add("precision, measured", precision_lines(recipe, facts), shown=lambda line: " times as fast as " in line)
+    engine = _engine_lines(shown_for, facts)
+    add("engine", engine, shown=lambda line: not small and not line.startswith("known, on a CPU"))
+    add("precision, measured", precision_lines(recipe, facts, prompts), shown=lambda line: " times as fast" in line)
     beside = deployment.overlaps or not small
     add("generation beside learning", overlap_lines(recipe), shown=lambda line: beside)
-    return facts
+    return Looked(facts, fit, prompts.held_out, trial.forms)
 
 
-def _add_without_model(recipe: Recipe, sections: Sections, error: ModelError) -> None:
-    """Add what needs neither the model's tokenizer nor its configuration, which could not be loaded."""
+def look_at_machine(recipe: Recipe, facts: ModelFacts, prompts: Prompts) -> tuple[Needs | None, Fit]:
+    """Return what the run takes here, and whether that fits. None: the run is not on this machine."""
+    if no_gpu(recipe) or deployment_of(recipe).on_ray:
+        return None, Fit()
+    needs = needs_here(recipe, facts, prompts)
+    return needs, judge(recipe, needs)
 
+
+def _for_gpus(recipe: Recipe, needs: Needs | None, fit: Fit) -> bool:
+    """Return whether GPUs are of interest: the run has one, or may have one and is too much for this processor."""
+    if recipe.model.device == "cpu":
+        return False
+    return needs is None or needs.device != "cpu" or bool(fit.refusals or fit.grave)
+
+
+def _elsewhere(recipe: Recipe, deployment: Deployment) -> Iterator[str]:
+    """Yield what a run needs and a check asks nothing of."""
+    if deployment.urls:
+        yield f"the servers {', '.join(deployment.urls)}"
+    if deployment.on_ray:
+        yield "the Ray cluster, and the memory of its machines"
+    elif no_gpu(recipe):
+        yield "the memory of a GPU, which this machine lacks"
+
+
+def _add_without_model(recipe: Recipe, sections: Sections) -> None:
+    """Add what needs neither model nor data, which could not be read."""
     deployment = deployment_of(recipe)
-    sections.add("arithmetic, without model and data", arithmetic(recipe, None))
+    if recipe.run.stage != "sft":
+        sections.add("arithmetic, without model and data", arithmetic(recipe, None))
     sections.add("who runs where", [*deployment.lines(), *_cluster_lines(recipe, deployment)])
-    sections.add("missing here as well", [line for line in here_lines(recipe) if line != str(error)])
-    sections.add("not looked at", ["the data, the rewards, memory, hours"])
+    sections.add(LEFT_OUT, ["the model, the data, the rewards, memory and hours"])
 
 
 def _few_problems(recipe: Recipe, data: PreparedData) -> Iterator[str]:
@@ -199,36 +263,34 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     yield f"not known: which is faster on a GPU at any size; `make gpu` measures both and the GPU's bound{move}"
 
 
-WORTH_MEASURING = 10_000_000  # parameters: below, other things than products take most of the time
 NOTEWORTHY = 1.3  # times as fast: less is within the noise of half a second
 
 
-def precision_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    """Yield how fast this processor multiplies in the recipe's precision, and in which one it is faster."""
+def precision_lines(recipe: Recipe, facts: ModelFacts, prompts: Prompts) -> Iterator[str]:
+    """Yield how long a step takes on this processor in each precision, and which one is fastest."""
     model = recipe.model
-    if model.device not in ("cpu", "auto") or facts.parameters < WORTH_MEASURING:
+    if facts.parameters < WORTH_MEASURING or runs_on_gpu(recipe) or model.device.startswith("cuda"):
         return
-    import torch
+    from dapo.models.precision import PRECISIONS, precision_of
 
-    from dapo.models.precision import PRECISIONS, product_rates
-
-    if model.device == "auto" and torch.cuda.is_available():
-        return
-    own = "medium" if (model.dtype, model.matmul_precision) == PRECISIONS["medium"] else model.dtype
-    rates = product_rates(facts.hidden, 2 * facts.ffn)
+    own = precision_of(model.dtype, model.matmul_precision)
+    seconds = {}
+    for name, (dtype, products) in PRECISIONS.items():
+        changed = model.model_copy(update={"dtype": dtype, "matmul_precision": products, "device": "cpu"})
+        seconds[name] = needs_here(recipe.model_copy(update={"model": changed}), facts, prompts).step or math.inf
     best = "float32"  # of two that are alike, the one that rounds less
     for name in ("medium", "bfloat16"):
-        best = name if rates[name] >= NOTEWORTHY * rates[best] else best
-    listed = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.items())
-    yield f"products of this model's shape on this processor, 10^9 operations a second of a thread: {listed}"
-    if rates[best] < NOTEWORTHY * rates[own]:
+        best = name if seconds[best] >= NOTEWORTHY * seconds[name] else best
+    listed = ", ".join(f"{name} {span(each)}" for name, each in seconds.items())
+    yield f"a step on this processor, estimated by its own products of matrices: {listed}"
+    if own not in seconds or seconds[own] < NOTEWORTHY * seconds[best]:
         yield f"{own}, the recipe's precision, is as fast as any here"
         return
     dtype, products = PRECISIONS[best]
     rounds = "" if best == "float32" else "; it rounds the factors of each product to 8 bits"
     yield (
-        f"{best} is {rates[best] / rates[own]:.1f} times as fast as {own}, the recipe's precision: "
-        f"model.dtype={dtype} model.matmul_precision={products}{rounds}"
+        f"a step in {best} is about {seconds[own] / seconds[best]:.1f} times as fast as in {own}, the recipe's "
+        f"precision: model.dtype={dtype} model.matmul_precision={products}{rounds}"
     )
 
 
@@ -252,7 +314,7 @@ def arithmetic(recipe: Recipe, data: PreparedData | None) -> list[str]:
         f"{updates * steps:,} in {counted(steps, 'training step')}",
     ]
     if data is not None:
-        longest = _longest_prompt(data)
+        longest = _prompts(recipe, data).longest
         lines += [
             f"longest sequence: {longest} prompt + {limit} response = {longest + limit} tokens; micro-batches hold "
             f"{recipe.learner.microbatch_tokens:,}",
@@ -350,10 +412,9 @@ def _evaluations(recipe: Recipe, data: PreparedData) -> str:
     validation = recipe.validation
     if not data.validation or not validation.every:
         return "evaluations: none"
-    problems = sum(min(len(p), validation.limit or len(p)) for p in data.validation.values())
+    problems = _held_out(recipe, data)
     each = problems * (validation.samples + validation.greedy)
-    times = recipe.trainer.steps // validation.every + 1 + bool(recipe.trainer.steps % validation.every)
-    return f"evaluations: {times}, each of {problems} problems = {each:,} responses"
+    return f"evaluations: {evaluations(recipe)}, each of {problems} problems = {each:,} responses"
 
 
 def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
@@ -384,9 +445,12 @@ def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
     return lines
 
 
-def _mean_prompt(data: PreparedData) -> float:
-    return sum(len(p.token_ids) for p in data.train) / max(1, len(data.train))
+def _prompts(recipe: Recipe, data: PreparedData) -> Prompts:
+    """Return the sizes of the prompts."""
+    tokens = [len(prompt.token_ids) for prompt in data.train]
+    return Prompts(sum(tokens) / max(1, len(tokens)), max(tokens, default=0), _held_out(recipe, data))
 
 
-def _longest_prompt(data: PreparedData) -> int:
-    return max((len(p.token_ids) for p in data.train), default=0)
+def _held_out(recipe: Recipe, data: PreparedData) -> int:
+    """Return the problems of one evaluation."""
+    return sum(min(len(prompts), recipe.validation.limit or len(prompts)) for prompts in data.validation.values())

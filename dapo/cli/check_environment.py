@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dapo.config import Recipe
+from dapo.errors import EpisodeError
 from dapo.types.batch import MODEL, Completion, Key, Prompt, SampleEvent, SampleRequest
 from dapo.types.enums import FinishReason
 from dapo.types.parts import parts_of
@@ -28,7 +29,7 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
 
     Raises:
         RecipeError: the end of a turn would not end it.
-        EpisodeError: the environment has scores that no reward reads.
+        EpisodeError: an episode failed, or the environment has scores that no reward reads.
     """
     from dapo.loop.sampling.rollouts import Rollouts
     from dapo.run.reinforcement import check_end_of_turn
@@ -40,6 +41,8 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
     sampling = make_sampling(recipe, facts)
     closing = [int(token) for token in playing.speech.end_ids] or [sampling.stop_token_ids[0]]
 
+    failures: list[bool] = []
+
     def ids_of(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -50,6 +53,10 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         while not rollouts.has_ended("check"):
             rollouts.pump()
         (response,) = rollouts.ended("check")
+        failures.append(response.completion.ended == "error")
+        if failures[-1] and recipe.environment.on_error != "end":
+            spoken = ", ".join(repr(turn[:_SHOWN]) for turn in turns)
+            raise EpisodeError(f"an episode of the environment with the turns {spoken} failed: {response.reason}")
         parts = parts_of(response.completion.turns)
         rows = [f"{len(part.prompt_ids)} + {part.stop - part.first}" for part in parts]
         said = [f"{counted(len(rows), 'row')} (tokens of prompt + turn): {', '.join(rows)}"] if rows else []
@@ -61,6 +68,11 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         lines += [f"with the gold answer {gold[:_SHOWN]!r} in every turn:", *played(gold)]
     elif gold:
         lines.append(f"no episode with the gold answer {gold[:_SHOWN]!r}: the tokenizer does not give it back as it is")
+    if all(failures):
+        raise EpisodeError(
+            "every episode of the environment failed, though environment.on_error is end: with on_error: unscored the "
+            "check says why"
+        )
     if playing.pool.abilities.compares:
         lines.append("the rubric compares the responses of a group; each of these episodes was a group of its own")
     if playing.sandbox is not None:

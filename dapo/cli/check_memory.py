@@ -84,17 +84,24 @@ def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
         return tokenizer, replace(read_facts(folder, model.dtype, tokenizer=tokenizer), name=model.path)
 
 
-def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Memory:
-    """Bytes of weights, gradients, AdamW state, activations of one micro-batch, and the key-value cache.
+def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int, pass_tokens: int | None = None) -> Memory:
+    """Return the bytes of weights, gradients, AdamW state, activations of one pass, and the key-value cache.
 
     Low-precision models keep float32 masters, gradients and both moments (12 bytes more per parameter each step).
+
+    Args:
+        recipe: of the run.
+        facts: of its model.
+        longest_prompt: tokens of the longest prompt.
+        pass_tokens: of the learner's largest pass; None: as ``largest_pass`` says.
     """
     from dapo.models.policy import MAX_LOGITS, MAX_LOGITS_CUDA, MIN_CHUNK
     from dapo.run.held import BYTES, learner_holds
 
     size, n, learner = BYTES[recipe.model.dtype], facts.parameters, learner_holds(recipe, facts)
     with_adapter = recipe.model.lora.rank is not None
-    tokens = -(-recipe.learner.microbatch_tokens // recipe.learner.context_parallel)  # of one rank
+    tokens = pass_tokens or largest_pass(recipe, longest_prompt)
+    tokens = -(-tokens // recipe.learner.context_parallel)  # of one rank
     layer, device = layer_sizes(facts), recipe.model.device
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
@@ -131,6 +138,30 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         checking=_checking_bytes(recipe, facts, longest_prompt) if copies else 0,
     )
     return whole if found.ranks == 1 else _of_a_rank(whole, recipe, facts)
+
+
+def largest_pass(recipe: Recipe, longest_prompt: int) -> int:
+    """Return the most tokens that one pass of the learner can have: no more than a minibatch has.
+
+    A row above ``learner.microbatch_tokens`` has a pass to itself. Packed rows of a group share their prompt.
+
+    Args:
+        recipe: of the run.
+        longest_prompt: tokens of the longest prompt, or of the longest example of a supervised run.
+    """
+    rollout, game = recipe.rollout, recipe.environment
+    if recipe.run.stage == "sft":
+        longest, minibatch = longest_prompt, recipe.sft.batch_size * longest_prompt
+    else:
+        longest = longest_prompt + rollout.max_response_tokens
+        groups = recipe.learner.minibatch_prompts or rollout.prompts_per_step
+        if game.kind is not None and game.rows == "turns":
+            minibatch = groups * rollout.group_size * game.max_turns * longest
+        elif recipe.model.attention == "padded":
+            minibatch = groups * rollout.group_size * longest
+        else:
+            minibatch = groups * (longest_prompt + rollout.group_size * rollout.max_response_tokens)
+    return max(longest, min(recipe.learner.microbatch_tokens, minibatch))
 
 
 def key_value_size(recipe: Recipe) -> int:
@@ -252,8 +283,9 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
     yield from _state_lines(recipe, facts, memory)
     sharing = recipe.learner.context_parallel
     shared = f" over {sharing} ranks, of each rank" if sharing > 1 else ""
+    tokens = largest_pass(recipe, longest_prompt)
     yield (
-        f"activations of {recipe.learner.microbatch_tokens:,} tokens{shared}: about {size_text(memory.activations)}; "
+        f"activations of {tokens:,} tokens{shared}: about {size_text(memory.activations)}; "
         f"logits and what is made of them: {size_text(memory.head)}"
     )
     yield from _engine_memory_lines(recipe, memory)

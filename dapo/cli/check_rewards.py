@@ -13,6 +13,7 @@ from dapo.config.mixed import correct_decides, mixed_by_spread, mixed_said
 from dapo.config.schema import Reward
 from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
+from dapo.rewards.code import find_program
 from dapo.rewards.text import read_golds
 from dapo.types.batch import Completion, Key, Prompt, Score
 from dapo.types.enums import FinishReason
@@ -54,6 +55,7 @@ class Trial:
     doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
     refusals: list[str] = field(default_factory=list)  # training would be for nothing
     recorded: set[str] = field(default_factory=set)  # names of all values that rewards gave
+    forms: dict[str, str] = field(default_factory=dict)  # how a right answer is written, by source
     fraction: float | None = None  # an accuracy of a function's between 0 and 1, the first that was seen
 
     def refuse(self) -> None:
@@ -145,10 +147,10 @@ def wrong_answer(reward: Reward, prompt: Prompt, others: Sequence[Prompt]) -> st
 def gold_of(reward: Reward, prompt: Prompt) -> str:
     """Return what is right; "" where there is nothing.
 
-    That is the gold answer, the first of several, or the record's solution for ``kind: code``.
+    That is the gold answer, the first of several, or the program in the record's solution for ``kind: code``.
     """
     if reward.kind == "code":
-        return str(prompt.extra.get(SOLUTION) or "")
+        return find_program(str(prompt.extra.get(SOLUTION) or ""))
     return next(iter(read_golds(prompt.answer)), "")
 
 
@@ -192,6 +194,7 @@ class _Source:
             self._say_unscored(str(probe[0].reason))
             return
         form, right = self._right_form(golden)
+        self.trial.forms[self.name] = form
         self._show(f"right ({_quoted(form)})" if golden else "right (no gold answer)", right)
         wrong = self._score([(p, form.replace(GOLD, wrong_answer(self.reward, p, self.prompts))) for p in self.prompts])
         empty = self._score([(p, "") for p in self.prompts])

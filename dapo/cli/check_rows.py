@@ -18,8 +18,7 @@ def longest_row(recipe: Recipe, facts: ModelFacts, memory: float) -> int:
     fitting, too_many = 0, _MOST // _STEP
     while fitting + 1 < too_many:
         tried = (fitting + too_many) // 2
-        learner = recipe.learner.model_copy(update={"microbatch_tokens": tried * _STEP})
-        whole = estimate_memory(recipe.model_copy(update={"learner": learner}), facts, 0)
+        whole = estimate_memory(recipe, facts, 0, tried * _STEP)
         fitting, too_many = (tried, too_many) if whole.learning * SPARE <= memory else (fitting, tried)
     return fitting * _STEP
 

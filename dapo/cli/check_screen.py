@@ -16,9 +16,14 @@ from dapo.words import counted
 
 NOT_HERE = 3
 """Exit code if nothing is wrong with the recipe and this machine would not start it."""
+REFUSED = 2
 WARNINGS, DOUBTS, NOT_HERE_TITLE = "warnings", "look at this before you start", "would not start on this machine"
-ON_TOP = (WARNINGS, DOUBTS, NOT_HERE_TITLE)
+GRAVE, HERE, LEFT_OUT = "settle this before you start", "on this machine", "not looked at"
+ON_TOP = (WARNINGS, DOUBTS, NOT_HERE_TITLE, GRAVE, HERE, LEFT_OUT)
 """Sections that stand under the verdict."""
+WEIGHTS = "the weights"
+WRITTEN = "the weights, and what the model writes (--try 4 loads it, generates, scores, learns)"
+"""What a check without `--try` leaves out."""
 
 
 @dataclass(slots=True)
@@ -41,7 +46,7 @@ class Sections:
         shown: Callable[[str], bool] = lambda line: True,
         instead: Iterable[str] = (),
     ) -> None:
-        """Add a section if it has lines.
+        """Add a section if it has lines, or lines to one that is there.
 
         Args:
             title: of the section.
@@ -51,9 +56,9 @@ class Sections:
         """
         found = tuple(lines)
         if found:
-            self.whole[title] = found
+            self.whole[title] = (*self.whole.get(title, ()), *found)
         if brief := (*filter(shown, found), *instead):
-            self.brief[title] = brief
+            self.brief[title] = (*self.brief.get(title, ()), *brief)
 
 
 def hidden(line: str) -> bool:
@@ -81,17 +86,20 @@ def print_check(loaded: LoadedRecipe, look: Look, *, tried: bool, verbose: bool)
     except DapoError as error:
         print(f"{called}: refused", flush=True)
         tell_error(error)
-        code = error.exit_code
+        code = NOT_HERE if error.exit_code == NOT_HERE else REFUSED
     else:
         doubts = [*sections.whole.get(WARNINGS, ()), *sections.whole.get(DOUBTS, ())]
-        here = sections.whole.get(NOT_HERE_TITLE, ())
+        here, grave = (sections.whole.get(title, ()) for title in (NOT_HERE_TITLE, GRAVE))
         overrides = [override for override in loaded.overrides if not override.startswith("run.stage")]
         command = "dapo sft" if supervised else "dapo train"
-        print(verdict(called, f"{command} {shlex.join([called, *overrides])}", here, doubts))
-        for what, lines in (("doubt", doubts), ("not here", here)):
+        print(verdict(called, f"{command} {shlex.join([called, *overrides])}", here, grave, doubts))
+        told = (("not here", here), ("not good", grave), ("doubt", doubts), ("here", sections.whole.get(HERE, ())))
+        for what, lines in told:
             for line in lines:
                 print(f"  {what}: {addressed(line)}")
-        print(_not_looked_at(tried=tried and not supervised, verbose=verbose, whole=supervised))
+        left_out = [*sections.whole.get(LEFT_OUT, ()), *([] if tried else [WEIGHTS if supervised else WRITTEN])]
+        more = [] if verbose else ["Every detail: --verbose."]
+        print(" ".join([f"Not looked at: {'; '.join(left_out)}."] * bool(left_out) + more))
         code = NOT_HERE if here else 0
     for title, lines in (sections.whole if verbose else sections.brief).items():
         if title not in ON_TOP:
@@ -100,28 +108,25 @@ def print_check(loaded: LoadedRecipe, look: Look, *, tried: bool, verbose: bool)
     return code
 
 
-def verdict(called: str, command: str, here: Sequence[str], doubts: Sequence[str]) -> str:
+def verdict(called: str, command: str, here: Sequence[str], grave: Sequence[str], doubts: Sequence[str]) -> str:
     """Return the first line: whether the recipe is good, whether it starts here, and how to start it.
 
     Args:
         called: the recipe's name.
         command: that starts it.
         here: what this machine lacks.
+        grave: why the run is not called good.
         doubts: what to look at first.
     """
-    good = f"{called}: good" + (f", with {counted(len(doubts), 'doubt')}" if doubts else "")
+    odd = counted(len(grave) + len(doubts), "doubt")
     if here:
-        return f"{good}, but this machine cannot start it. Elsewhere, or after the next move below: {command}"
-    return f"{good}. {'Look at the doubts first, then start' if doubts else 'Start'} it with: {command}"
-
-
-def _not_looked_at(*, tried: bool, verbose: bool, whole: bool) -> str:
-    """Return what the check left out, and which option shows it."""
-    weights = "Not looked at: the weights."
-    if not whole:
-        weights = "Not looked at: the weights, and what the model writes (--try 4 loads it, generates, scores, learns)."
-    more = "" if verbose else " Every detail: --verbose."
-    return f"{'' if tried else weights}{more}".strip()
+        more = f", and there {'are' if len(grave) + len(doubts) > 1 else 'is'} {odd}" if grave or doubts else ""
+        return f"{called}: this machine cannot run it{more}. Elsewhere, or after the next move below: {command}"
+    if grave:
+        return f"{called}: not good, with {odd}. Settle what is below, or start it all the same with: {command}"
+    if doubts:
+        return f"{called}: good, with {odd}. Look at the doubts first, then start it with: {command}"
+    return f"{called}: good. Start it with: {command}"
 
 
 def print_section(title: str, lines: Iterable[str]) -> None:

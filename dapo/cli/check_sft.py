@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dapo.cli.check_machine import Fit, Looked, Prompts, judge, needs_here, no_gpu
 from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines
 from dapo.cli.check_screen import Sections
 from dapo.config import Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.checks import long_warmup
 from dapo.config.deployment import deployment_of
-from dapo.types.model import ModelFacts
 from dapo.words import counted
 
 if TYPE_CHECKING:
     from dapo.data.demonstrations import Demonstrations
 
 
-def look_at_examples(recipe: Recipe, sections: Sections) -> ModelFacts:
-    """Load tokenizer and examples, and add the run's arithmetic and memory. Return the model's facts.
+def look_at_examples(recipe: Recipe, sections: Sections) -> Looked:
+    """Load tokenizer and examples, and add the run's arithmetic and memory. Return what it found.
 
     Args:
         recipe: of a supervised run.
@@ -31,6 +31,7 @@ def look_at_examples(recipe: Recipe, sections: Sections) -> ModelFacts:
         RecipeError: an example is longer than the model reads.
     """
     from dapo.data.demonstrations import prepare_demonstrations
+    from dapo.loop.supervised import steps_of
     from dapo.run.here import trackers_of
     from dapo.run.sampling import stop_tokens
     from dapo.run.supervised import check_lengths, shown, shown_tokens
@@ -43,18 +44,19 @@ def look_at_examples(recipe: Recipe, sections: Sections) -> ModelFacts:
     add("examples", examples.lines)
     add("the first one, as the model gets it", shown(examples.train[0], tokenizer))
     add("its tokens: number, and how the vocabulary writes it", shown_tokens(examples.train[0], tokenizer))
-    add("arithmetic", _arithmetic(recipe, examples))
+    steps = steps_of(len(examples.train), recipe.sft.batch_size, recipe.sft.epochs, recipe.sft.steps)
+    add("arithmetic", _arithmetic(recipe, examples, steps))
     add("who runs where", deployment_of(recipe).lines())
-    longest = max(map(len, examples.train))
-    add("memory, estimated", memory_lines(supervised(recipe, 1), facts, longest))
-    return facts
+    lengths = list(map(len, examples.train))
+    add("memory, estimated", memory_lines(supervised(recipe, 1), facts, max(lengths)))
+    if no_gpu(recipe):
+        return Looked(facts, Fit())
+    needs = needs_here(recipe, facts, Prompts(sum(lengths) / len(lengths), max(lengths)), steps)
+    return Looked(facts, judge(recipe, needs))
 
 
-def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
-    from dapo.loop.supervised import steps_of
-
+def _arithmetic(recipe: Recipe, examples: Demonstrations, steps: int) -> Iterator[str]:
     sft, count = recipe.sft, len(examples.train)
-    steps = steps_of(count, sft.batch_size, sft.epochs, sft.steps)
     tokens = sum(map(len, examples.train))
     yield (
         f"{counted(steps, 'step')} of {counted(sft.batch_size, 'example')}, about "

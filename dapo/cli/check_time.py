@@ -241,7 +241,7 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
         generate, learn = step_seconds(step_work(recipe, facts, prompt, card, memory), card, facts.parameters)
         generate, learn = generate / engines, learn / ranks / waiting
         both = max(generate, learn) if found.overlaps else generate + learn
-        parts = [f"{generate:.0f} s to generate", f"{learn:.0f} s to learn" + " meanwhile" * found.overlaps]
+        parts = [f"{_seconds(generate)} to generate", f"{_seconds(learn)} to learn" + " meanwhile" * found.overlaps]
         parts += [f"{publish:.0f} s to publish"] if publish >= 0.5 else []
         yield (
             f"{f'{cards} x ' * (cards > 1)}{card.name}: {' and '.join([', '.join(parts[:-1]), parts[-1]])}, "
@@ -263,5 +263,11 @@ def _none_fits(recipe: Recipe, memory: Memory) -> str:
     )
 
 
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
+
+
 def _hours(hours: float) -> str:
+    if hours < 0.1:
+        return f"{60 * hours:.1g} min"
     return f"{hours:.1f} h" if hours < 10 else f"{math.ceil(hours):,} h"

@@ -267,7 +267,7 @@ def init(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: what is here.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: by the machine.")] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="RECIPE", help="The file to write; default: NAME.yaml.")
     ] = None,

@@ -18,11 +18,12 @@ import numpy as np
 
 from dapo.config.check_sft import sft_source_name
 from dapo.config.schema import Data, Sft, SftSource
+from dapo.data.answers import Answers
 from dapo.data.chat import chat_text, has_template
 from dapo.data.encode import CutError, encode, encode_pieces
-from dapo.data.formats import RawProblem, lookup
+from dapo.data.formats import RawProblem, lookup, with_input
 from dapo.data.load import load_problems
-from dapo.data.messages import LAST, Message, message_list
+from dapo.data.messages import ASSISTANT, DIALOGUES, LAST, Message, message_list
 from dapo.data.overlap import overlap_key
 from dapo.data.readers import Record, read_records
 from dapo.data.render import make_prompts
@@ -33,10 +34,7 @@ from dapo.words import counted
 
 PROMPTS = ("prompt", "problem", "question", "instruction", "input")
 RESPONSES = ("response", "completion", "solution", "output", "answer", "target")
-MESSAGES = ("messages", "conversations", "conversation")
 """Usual names of fields, the likeliest first."""
-ASSISTANT = "assistant"
-_SHAREGPT = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields of a message in which data sets keep the thinking apart; many templates read none of them."""
 _END_OF_THINKING = "</think>"
@@ -109,7 +107,8 @@ def prepare_demonstrations(sft: Sft, data: Data, tokenizer: Any, stops: Sequence
         if name in found.validation:
             raise DataError(f"two held-out sets are called {name!r}; give one of them another `name`")
         found.validation[name] = _source(source, "validation", sft, data, tokenizer, stops, found.lines)
-    asked = {overlap_key(problem.words) for source in data.validation for problem in load_problems(source)}
+    held_out = [problem for source in data.validation for problem in load_problems(source, Answers.UNREAD)]
+    asked = {overlap_key(problem.words) for problem in held_out}
     if answered := sum(overlap_key(one.prompt.problem) in asked for one in found.train):
         found.train = [one for one in found.train if overlap_key(one.prompt.problem) not in asked]
         found.lines.append(
@@ -178,13 +177,15 @@ class _Draft:
 def _drafts(where: str, record: Record, source: SftSource, sft: Sft, data: Data, tokenizer: Any) -> Iterable[_Draft]:
     _check_record(where, record)
     key = source.fields.get("messages") or (
-        None if source.fields else next((name for name in MESSAGES if record.get(name)), None)
+        None if source.fields else next((name for name in DIALOGUES if record.get(name)), None)
     )
     if key is not None:
         messages = _read(where, key, lookup(record, (key,), where, "messages")[1])
         return [_conversation(where, messages, 0, sft, data, tokenizer)]
-    asked = _field(where, record, source, "prompt", PROMPTS)
-    answer = _field(where, record, source, "response", RESPONSES)
+    key, asked = _field(where, record, source, "prompt", PROMPTS)
+    answer = _field(where, record, source, "response", RESPONSES)[1]
+    if isinstance(asked, str):
+        asked = with_input(record, key, asked, source.fields)[0]
     if isinstance(asked, list) or isinstance(answer, list):  # as TRL's conversational data have it
         first = _read(where, "prompt", asked) if isinstance(asked, list) else [{"role": "user", "content": str(asked)}]
         then = (
@@ -220,21 +221,20 @@ def _check_record(where: str, record: Record) -> None:
             raise DataError(f"{where}, field {name!a}: {error}") from None
 
 
-def _field(where: str, record: Record, source: SftSource, ours: str, names: Sequence[str]) -> Any:
+def _field(where: str, record: Record, source: SftSource, ours: str, names: Sequence[str]) -> tuple[str, Any]:
+    """Return the field that holds a part of an example, and its value."""
     if ours in source.fields:
-        return lookup(record, (source.fields[ours],), where, ours)[1]
+        return lookup(record, (source.fields[ours],), where, ours)
     name = next((name for name in names if record.get(name) is not None), None)
     if name is None:
         raise DataError(
             f"{where}: no {ours} (nor messages) among the fields {sorted(record)}; say which is meant, for example "
             "`fields: {prompt: question, response: solution}`"
         )
-    return record[name]
+    return name, record[name]
 
 
 def _read(where: str, key: str, value: Any) -> list[Message]:
-    if isinstance(value, list):
-        value = [_as_message(item) for item in value]
     try:
         messages = message_list(value)
     except ValueError as error:
@@ -242,13 +242,6 @@ def _read(where: str, key: str, value: Any) -> list[Message]:
     if not messages:
         raise DataError(f"{where}, field {key!r}: expected a list of messages, found {str(value)[:60]!r}")
     return messages
-
-
-def _as_message(item: Any) -> Any:
-    """Return a ShareGPT turn (``from`` and ``value``) under the usual names."""
-    if not isinstance(item, dict) or "role" in item or not {"from", "value"} <= item.keys():
-        return item
-    return {"role": _SHAREGPT.get(item["from"], item["from"]), "content": item["value"]}
 
 
 def _conversation(where: str, messages: list[Message], given: int, sft: Sft, data: Data, tokenizer: Any) -> _Draft:

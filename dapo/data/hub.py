@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dapo.errors import DataError
-from dapo.hub import unreachable
+from dapo.errors import DataError, DataUnreachable
+from dapo.hub import offline, unreachable
 from dapo.links import install
 
 HUB_PREFIX = "hub:"
@@ -29,16 +29,16 @@ def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         DataError: the extra is missing, the hub cannot be reached, or it has no such data.
     """
     if missing := missing_for_hub(f"{HUB_PREFIX}{name}"):
-        raise DataError(missing)
+        raise DataUnreachable(missing)
     import datasets
 
     repository, _, subset = name.partition(":")
     if why := unreachable():
-        raise DataError(f"hub:{name}: {why}; {_local_way(repository)}")
+        raise DataUnreachable(f"hub:{name}: {why}; {_local_way(repository)}")
     try:
         rows = datasets.load_dataset(repository, subset or None, split=split)
     except Exception as error:  # the hub client raises many kinds: network, access, unknown split
-        raise DataError(
+        raise (DataUnreachable if offline() else DataError)(
             f"hub:{name}, split {split!r} could not be loaded: {type(error).__name__}: {error}; "
             f"{_local_way(repository)}"
         ) from error

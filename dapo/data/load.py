@@ -9,6 +9,7 @@ from typing import Any
 
 from dapo.config.check_data import source_name
 from dapo.config.schema import Data, DataSource, TrainSource
+from dapo.data.answers import Answers
 from dapo.data.formats import RawProblem, to_problems
 from dapo.data.messages import SYSTEM
 from dapo.data.mixture import LEVEL, MixturePart
@@ -51,6 +52,7 @@ class SourceReport:
     repeats: int = 0  # same problem and answer as an earlier one; dropped from files, kept in procedural tasks
     repeats_dropped: bool = True
     in_validation: int = 0  # taken out of training because they stand in a validation set
+    worked: str = ""  # the field of worked solutions whose results are the answers
     in_few_shot: int = 0  # taken out because they are solved in ``few_shot``, which every prompt holds
     overlong: int = 0  # prompts over ``max_prompt_tokens``, dropped
     prompts: int = 0  # what is left
@@ -59,6 +61,8 @@ class SourceReport:
     def sentence(self) -> str:
         """One line for the console."""
         parts = [f"{self.name}: {self.prompts:,} prompts of {self.read:,} problems, longest {self.longest} tokens"]
+        if self.worked:
+            parts.append(f"answers are the results marked in `{self.worked}`")
         if self.unanswered:
             parts.append(f"{self.unanswered:,} records without an answer passed over (first: {self.first_unanswered})")
         if self.odd_answers:
@@ -147,16 +151,17 @@ def few_held_out(problems: Mapping[str, float]) -> str | None:
     return f"of the held-out sets, {', '.join(small)}: an accuracy on so few is mostly chance" if small else None
 
 
-def load_problems(source: DataSource) -> list[RawProblem]:
-    """All problems of a source (the first ``size`` of them). Records whose answer is null or empty are passed over.
+def load_problems(source: DataSource, answers: Answers = Answers.COMPARED) -> list[RawProblem]:
+    """All problems of a source (the first ``size`` of them). Records whose answer is null or empty are passed over,
+    unless ``answers`` says that no reward reads it.
 
     Raises:
         DataError: no or two origins, a missing or malformed file, an unknown task, or no problem at all.
     """
-    return _load(source)[0]
+    return _load(source, answers)[0]
 
 
-def _load(source: DataSource) -> tuple[list[RawProblem], list[str]]:
+def _load(source: DataSource, answers: Answers) -> tuple[list[RawProblem], list[str]]:
     """Return the problems of a source, and the places of records that have no answer."""
     if (source.path is None) == (source.task is None):
         raise DataError(f"a data source needs either `path` or `task`, found {source.path!r} and {source.task!r}")
@@ -166,7 +171,7 @@ def _load(source: DataSource) -> tuple[list[RawProblem], list[str]]:
         problems = make_problems(source.task, source.options, source.seed, source.size)
     else:
         records = read_records(str(source.path), source.split)
-        problems = islice(to_problems(records, source.format, source.fields, unanswered), source.size)
+        problems = islice(to_problems(records, source.format, source.fields, unanswered, answers), source.size)
     loaded = list(problems)
     if not loaded:
         without = f" with an answer ({len(unanswered)} without, the first: {unanswered[0]})" if unanswered else ""
@@ -186,7 +191,14 @@ def find_conflicts(problems: Iterable[RawProblem]) -> list[Conflict]:
     ]
 
 
-def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = False) -> PreparedData:
+def prepare(
+    data: Data,
+    tokenizer: Any,
+    *,
+    answers: Mapping[str, Answers] | None = None,
+    ask: bool = True,
+    keep_chat: bool = False,
+) -> PreparedData:
     """Load, clean, render and tokenise everything the recipe names.
 
     Repeats (same text and answer) in files are dropped, so that an epoch is one pass over distinct problems; a
@@ -196,6 +208,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
     Args:
         data: the recipe's section.
         tokenizer: an object with ``__call__`` and ``apply_chat_template`` as transformers' tokenizers have.
+        answers: what rewards do with the gold answers of each source (``answers_read``); None: they compare with them.
         ask: a chat template asks for the model's turn at the end of a prompt; False: an environment speaks first.
         keep_chat: prompts hold the messages of which a chat template made them.
 
@@ -211,7 +224,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
         name = source_name(source)
         if name in validation:
             raise DataError(f"two validation sets are called {name!r}; give one of them another `name`")
-        problems, entry = _clean(source, shown)
+        problems, entry = _clean(source, shown, answers)
         validation[name] = _finish(problems, entry, data, tokenizer, ask, keep_chat)
         report.validation.append(entry)
         report.overlap[name] = SharedProblems()
@@ -223,7 +236,7 @@ def prepare(data: Data, tokenizer: Any, *, ask: bool = True, keep_chat: bool = F
     from_files: list[RawProblem] = []
     parts: list[MixturePart] = []
     for source, level in _levels(data.train):
-        problems, entry = _clean(source, shown, seen)
+        problems, entry = _clean(source, shown, answers, seen)
         kept = not_held_out(problems, held_out, report.overlap, met)
         entry.in_validation = len(problems) - len(kept)
         made = _finish([_of_level(problem, level) for problem in kept], entry, data, tokenizer, ask, keep_chat)
@@ -265,10 +278,13 @@ def _identity(problem: RawProblem) -> tuple[str, ...]:
 
 
 def _clean(
-    source: DataSource, shown: set[str], seen: set[tuple[str, ...]] | None = None
+    source: DataSource,
+    shown: set[str],
+    answers: Mapping[str, Answers] | None,
+    seen: set[tuple[str, ...]] | None = None,
 ) -> tuple[list[RawProblem], SourceReport]:
     """``shown``: what every prompt holds with its solution; ``seen``: problems of the sources before."""
-    problems, unanswered = _load(source)
+    problems, unanswered = _load(source, (answers or {}).get(source_name(source), Answers.COMPARED))
     procedural = source.task is not None
     entry = SourceReport(
         source_name(source),
@@ -276,6 +292,7 @@ def _clean(
         unanswered=len(unanswered),
         first_unanswered=next(iter(unanswered), ""),
         repeats_dropped=not procedural,
+        worked=next((problem.worked for problem in problems if problem.worked), ""),
     )
     odd = [] if procedural else [problem for problem in problems if reads_as_nothing(problem.answer)]
     if odd:

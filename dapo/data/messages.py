@@ -10,30 +10,45 @@ Message = dict[str, Any]
 
 SYSTEM = ("system", "developer")
 LAST = "user"  # who speaks last in a prompt: the response is the assistant's
+ASSISTANT = "assistant"
+DIALOGUES = ("messages", "conversations", "conversation")
+"""Usual names of fields that hold a conversation, the likeliest first."""
+_SHAREGPT = {"human": LAST, "gpt": ASSISTANT, "chatgpt": ASSISTANT}
 
 
-def read_messages(value: Any) -> list[Message] | None:
-    """Return the messages of a field; None if it holds something else (such as the problem's text).
+def read_messages(value: Any, field: str, *, answered: bool = False) -> tuple[list[Message] | None, str | None]:
+    """Return the messages of a field, and what the assistant says after them.
 
-    A text that is a JSON list of messages counts as that list: CSV files and some Parquet columns hold it so.
+    Args:
+        value: the field's. None is returned for what is no list of messages, such as the problem's text.
+        field: its name, for errors.
+        answered: the assistant's message at the end is the answer, and no part of the problem.
 
     Raises:
-        ValueError: a list that is no conversation a response could follow.
+        ValueError: a list that is no conversation which a response could follow.
     """
     messages = message_list(value)
     if messages is None:
-        return None
+        return None, None
     roles = [message["role"] for message in messages]
-    if not messages or roles[-1] != LAST:
-        raise ValueError(
-            f"expected messages whose last one is the user's (the response follows it), found {roles}; take the answer "
-            "out of the messages"
+    said = messages.pop()["content"] if answered and roles[-1:] == [ASSISTANT] else None
+    if not messages or messages[-1]["role"] != LAST:
+        move = (
+            f"take the answer out, or say that it is the gold answer: `fields: {{problem: {field}, answer: {field}}}`"
+            if roles[-2:] == [LAST, ASSISTANT]
+            else "take the answer out of the messages"
         )
-    return messages
+        raise ValueError(
+            f"expected messages whose last one is the user's (the response follows it), found {roles}; {move}"
+        )
+    return messages, said
 
 
 def message_list(value: Any) -> list[Message] | None:
-    """Return the messages as ``read_messages`` does, whichever role comes last.
+    """Return the messages of a field, whichever role comes last; None if it holds something else.
+
+    A text that is a JSON list of messages counts as that list: CSV files and some Parquet columns hold it so. The keys
+    ``from`` and ``value`` (ShareGPT) count as ``role`` and ``content``.
 
     Raises:
         ValueError: a list of something else than messages.
@@ -42,12 +57,29 @@ def message_list(value: Any) -> list[Message] | None:
         value = _from_text(value)
     if not isinstance(value, list):
         return None
-    return [_message(number, item) for number, item in enumerate(value, start=1)]
+    return [_message(number, _renamed(item)) for number, item in enumerate(value, start=1)]
+
+
+def is_answered(value: Any) -> bool:
+    """Return whether a field holds messages of which the assistant's is the last."""
+    try:
+        messages = message_list(value)
+    except ValueError:
+        return False
+    return bool(messages and messages[-1]["role"] == ASSISTANT)
+
+
+def _renamed(item: Any) -> Any:
+    """Return a turn of ShareGPT under the usual names."""
+    if not isinstance(item, Mapping) or item.get("role") is not None or not {"from", "value"} <= item.keys():
+        return item
+    rest = {key: part for key, part in item.items() if key not in ("from", "value", "role", "content")}
+    return {"role": _SHAREGPT.get(str(item["from"]), item["from"]), "content": item["value"], **rest}
 
 
 def _from_text(text: str) -> Any:
     start = text.lstrip()[:200]
-    if not start.startswith("[") or "role" not in start:
+    if not start.startswith("[") or not any(f'"{key}"' in start or f"'{key}'" in start for key in ("role", "from")):
         return None
     try:
         value = json.loads(text)
@@ -58,7 +90,9 @@ def _from_text(text: str) -> Any:
                 "(json.dumps), or save the set as JSONL or Parquet"
             ) from None
         return None
-    is_messages = isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value)
+    is_messages = isinstance(value, list) and all(
+        isinstance(item, dict) and ("role" in item or {"from", "value"} <= item.keys()) for item in value
+    )
     return value if is_messages and value else None
 
 

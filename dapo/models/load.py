@@ -102,6 +102,16 @@ def load_model(
     return loaded
 
 
+def load_structure(name: str, dtype: torch.dtype, tokenizer: Any, *, trust_remote_code: bool = False) -> LoadedModel:
+    """Return a model of a folder or hub name whose tensors are all on the meta device: shapes without numbers.
+
+    Raises:
+        ModelError: its configuration cannot be used.
+    """
+    model = model_without_weights(name, dtype, trust_remote_code).to("meta")
+    return _unprobed(name, model, tokenizer, device=torch.device("meta"), dtype=dtype, fp32_head=False)
+
+
 def _not_seen(loaded: LoadedModel) -> Iterator[str]:
     """Yield what the probe could not compare."""
     if (unseen := unseen_threshold(loaded)) is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,21 +67,36 @@ def product_seconds(make: Callable[[], tuple[Tensor, Tensor]], spend: float = 0.
     return best
 
 
-def product_rates(inner: int, outer: int, rows: int = 128) -> dict[str, float]:
-    """Measure operations per second of ``[rows, inner] x [inner, outer]`` by precision: one thread, half a second."""
+def product_rate(name: str, inner: int, outer: int, rows: int = 128) -> float:
+    """Measure operations per second of ``[rows, inner] x [inner, outer]`` on one thread, in some 0.2 seconds.
+
+    Args:
+        name: of ``PRECISIONS``.
+        inner: numbers that are added up.
+        outer: columns of the second factor, which is laid out as a linear layer's weight.
+        rows: of the first factor.
+    """
+    dtype, products = PRECISIONS[name]
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
 
-    def factors(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return torch.ones(rows, inner, dtype=dtype), torch.ones(outer, inner, dtype=dtype).t()
+    def factors() -> tuple[Tensor, Tensor]:
+        kind = getattr(torch, dtype)
+        return torch.ones(rows, inner, dtype=kind), torch.ones(outer, inner, dtype=kind).t()
 
-    rates = {}
     try:
         torch.set_num_threads(1)  # so that seconds of the processor are those of the product
-        for name, (dtype, products) in PRECISIONS.items():
-            torch.set_float32_matmul_precision(products)
-            seconds = product_seconds(partial(factors, getattr(torch, dtype)), 0.05)
-            rates[name] = 2.0 * rows * inner * outer / seconds
+        torch.set_float32_matmul_precision(products)
+        return 2.0 * rows * inner * outer / product_seconds(factors, 0.05)
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(threads)
-    return rates
+
+
+def product_rates(inner: int, outer: int, rows: int = 128) -> dict[str, float]:
+    """Measure operations per second by precision; arguments as for ``product_rate``."""
+    return {name: product_rate(name, inner, outer, rows) for name in PRECISIONS}
+
+
+def precision_of(dtype: str, matmul_precision: str) -> str:
+    """Return the name in ``PRECISIONS`` of a recipe's ``model.dtype`` and ``model.matmul_precision``."""
+    return "medium" if (dtype, matmul_precision) == PRECISIONS["medium"] else dtype

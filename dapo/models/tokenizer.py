@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dapo.errors import ModelError, first_line, raise_for_machine
-from dapo.hub import unreachable
+from dapo.errors import ModelError, ModelUnreachable, first_line, raise_for_machine
+from dapo.hub import offline, unreachable
 
 PROBE_TEXT = "Solve: 4 +7 -8 = ?  \\boxed{3.5} x^2, don't\n<b>Ünïcode</b> 12345 日本"
 
@@ -22,14 +22,15 @@ def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
     from transformers.utils import cached_file
 
     if not _is_here(name) and (why := unreachable()):
-        raise ModelError(_no_tokenizer(name, why))
+        raise ModelUnreachable(_no_tokenizer(name, why))
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         file = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
         reference = Tokenizer.from_file(str(file)) if file else None
     except Exception as error:
         raise_for_machine(error, f"loading the tokenizer of {name!r}")
-        raise ModelError(_no_tokenizer(name, first_line(error).rstrip("."))) from error
+        kind = ModelUnreachable if offline() and not _is_here(name) else ModelError
+        raise kind(_no_tokenizer(name, first_line(error).rstrip("."))) from error
     if reference is None:
         return tokenizer
     text = _probe_text(reference)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.errors import EngineError
+from dapo.errors import EngineError, first_line
 from dapo.models.agreement import disagreement, float32_outputs, otherwise, repeating
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
@@ -77,8 +77,30 @@ def choose_decoder(loaded: LoadedModel) -> Decoder:
         reason = f"{type(error).__name__}: {error}"
     if reason is None:
         return decoder
-    reasons.append(f"generic decoding: {reason}")
-    raise EngineError(
+    raise _cannot_decode(loaded, *reasons, f"generic decoding: {reason}")
+
+
+def check_structure(loaded: LoadedModel) -> str | None:
+    """Refuse what no decoder computes, of a model on the meta device: its layers are asked, its numbers are not there.
+
+    Returns why the layers could not be asked; None: they were.
+
+    Raises:
+        EngineError: as ``choose_decoder``, for layers of a kind that the slot cache does not hold or compute.
+    """
+    if fused.why_not(loaded.model) is None:
+        return None
+    try:
+        GenericDecoder(loaded)
+    except EngineError as error:
+        raise _cannot_decode(loaded, f"generic decoding: {error}") from error
+    except (NotImplementedError, RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
+        return first_line(error)  # the engine asks again, with the numbers
+    return None
+
+
+def _cannot_decode(loaded: LoadedModel, *reasons: str) -> EngineError:
+    return EngineError(
         f"the embedded engine cannot decode {loaded.name or 'this model'} ({type(loaded.model).__name__}): "
         f"{'; '.join(reasons)}. Set rollout.engine: generate, which is slower and serves any model"
     )

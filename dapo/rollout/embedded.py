@@ -86,7 +86,7 @@ class EmbeddedEngine:
         check_slots(self.capacity, loaded, shape, longest, reserve, keeps=keeps)
         self.kept = KeptSlots(kept_bytes(self.capacity, loaded, shape, longest) if keeps else 0)
         self._longest, self._recompute_cache = longest, recompute_cache
-        self._routing = _routing_of(loaded) if record_routes else None
+        self._routing = routing_of(loaded) if record_routes else None
         like = loaded.model.get_input_embeddings().weight
         self._graphs = make_graphs(cuda_graphs, self._decoder, self.capacity, like)
         if self._graphs is not None:
@@ -405,7 +405,12 @@ def _passes(ordered: Sequence[_T], tokens: Callable[[_T], int]) -> Iterator[list
         start = stop
 
 
-def _routing_of(loaded: LoadedModel) -> Routing:
+def routing_of(loaded: LoadedModel) -> Routing:
+    """Return the routers of a mixture of experts.
+
+    Raises:
+        EngineError: the model has none that can be recorded.
+    """
     if loaded.routing is None:
         raise EngineError(
             f"learner.router_replay is 'sampler', and {loaded.name} ({type(loaded.model).__name__}) has no routers of "

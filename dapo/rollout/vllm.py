@@ -34,7 +34,7 @@ from dapo.rollout.inbox import EngineInbox, check_idle
 from dapo.rollout.requests import Gate, sequence_of
 from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_made import RouteShape, VllmResponse, name_of
-from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, speaking_of
+from dapo.rollout.vllm_options import ENVIRONMENT, check_experts, check_names, engine_args, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
 from dapo.system import shared_memory
@@ -101,12 +101,7 @@ class VllmEngine:
         self._many_workers = settings.tensor_parallel_size > 1
         self._responses: dict[str, VllmResponse] = {}  # by vLLM's request id
         self._stats = Counter[str]()
-        if facts.has_experts and not cuda:
-            raise EngineError(
-                f"{facts.name} is a mixture of experts, and vLLM's CPU build computes something else once it took new "
-                "weights (vLLM 0.32: log-probabilities of the very same weights were off by 1 to 9 nats); set "
-                "rollout.engine: embedded"
-            )
+        check_experts(facts, cuda=cuda)
         if _living:
             raise EngineError("vLLM keeps its groups per process: close this process's engine before the next one")
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})

@@ -14,6 +14,7 @@ import cloudpickle
 
 from dapo.config.check_data import ENVIRONMENT, source_name
 from dapo.config.schema import Data, Recipe
+from dapo.data.answers import Answers, answers_read
 from dapo.data.chat import shows_tools
 from dapo.data.load import PreparedData, prepare
 from dapo.data.render import resolve_style
@@ -48,6 +49,7 @@ class Playing:
         what: they load.
         speech: writes its replies.
         data: the recipe's section, with the schemas of tools where the chat template shows them.
+        answers: what rewards do with the gold answers of each source.
         notes: what a person should know of it.
         sandbox: a line that says what runs the programs of the tool ``python``; None: there is no such tool.
         closing: ends the workers, and deletes what only they needed.
@@ -57,6 +59,7 @@ class Playing:
     what: Load
     speech: TemplateSpeech | PlainSpeech
     data: Data
+    answers: Mapping[str, Answers]
     notes: tuple[str, ...]
     sandbox: str | None = None
     closing: ExitStack = field(default_factory=ExitStack)
@@ -68,7 +71,7 @@ class Playing:
     def prepared(self, tokenizer: Any) -> PreparedData:
         """Return the recipe's data; a prompt asks for the model's turn unless the environment speaks first."""
         asks = self.what.agent is not None or not self.pool.abilities.opens
-        return prepare(self.data, tokenizer, ask=asks, keep_chat=self.speech.afresh)
+        return prepare(self.data, tokenizer, answers=self.answers, ask=asks, keep_chat=self.speech.afresh)
 
     def moved(self, recipe: Recipe, transport: Transport, names: Sequence[str], output: Path | None) -> Playing:
         """End the workers of this machine, and return the environment as hosts of a transport play it."""
@@ -154,7 +157,8 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         elif tools:
             names = ", ".join(tool["function"]["name"] for tool in tools)
             notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
-        return Playing(pool, what, speech, data, tuple(notes), sandbox, undo.pop_all())
+        answers = answers_read(recipe.model_copy(update={"data": data}))
+        return Playing(pool, what, speech, data, answers, tuple(notes), sandbox, undo.pop_all())
 
 
 def _data_folder(output: Path | None, undo: ExitStack) -> Path:

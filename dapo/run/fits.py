@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
+
+from dapo.config.deployment import Deployment
 from dapo.config.schema import Recipe
 from dapo.data.load import PreparedData
 from dapo.errors import RecipeError
+from dapo.models.builtin import is_builtin
+from dapo.models.load import load_structure, torch_dtype
+from dapo.models.positions import check_positions
 from dapo.types.batch import Prompt
 from dapo.types.model import ModelFacts
 from dapo.words import divisors
@@ -34,6 +41,41 @@ def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, trainin
     ]
     if problems:
         raise RecipeError("\n".join(problems))
+
+
+def check_engine_fits(recipe: Recipe, facts: ModelFacts, tokenizer: Any, longest: int) -> list[str]:
+    """Refuse a model that the recipe's engine refuses when it starts, as far as no weight is needed to know.
+
+    Args:
+        recipe: the recipe.
+        facts: of its model.
+        tokenizer: of the model.
+        longest: tokens of the longest sequence that the engine can be asked for.
+
+    Returns:
+        What is not known before the engine has the weights.
+
+    Raises:
+        ModelError: positions depend on the rest of a batch, as ``start_engine`` says.
+        EngineError: the engine cannot decode the model, or has no routers to record.
+    """
+    from dapo.rollout.decoders import check_structure
+    from dapo.rollout.embedded import routing_of
+    from dapo.rollout.vllm_options import check_experts
+    from dapo.run.engines import missing_package
+
+    check_positions(facts.name, facts.exact_positions, longest)
+    engine = Deployment(recipe).engine
+    if engine == "vllm" and missing_package(recipe) is None and not torch.cuda.is_available():
+        check_experts(facts, cuda=False)  # without the package this machine would not start it anyway
+    if engine != "embedded" or is_builtin(facts.name):
+        return []
+    model, dtype = recipe.model, torch_dtype(recipe.model.dtype)
+    structure = load_structure(facts.name, dtype, tokenizer, trust_remote_code=model.trust_remote_code)
+    unasked = check_structure(structure)
+    if recipe.learner.router_replay == "sampler":
+        routing_of(structure)
+    return [] if unasked is None else [f"whether the embedded engine decodes this architecture ({unasked})"]
 
 
 def _lengths(recipe: Recipe, facts: ModelFacts, data: PreparedData, training: bool) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dapo.config.check_data import ENVIRONMENT, source_name
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.schema import Model, Recipe
 from dapo.config.secrets import redact
+from dapo.data.answers import answers_read
 from dapo.data.load import PreparedData, prepare
 from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines
@@ -268,7 +269,9 @@ def reward_session(
         check_fits(recipe, facts, data, training=training)
         exchange = make_exchange(recipe, deployment, facts, folder, places)
         undo.callback(exchange.close)
-        context = replace(context, facts=facts, loaded=loaded, longest=_longest(recipe, data), weights=exchange.folder)
+        context = replace(
+            context, facts=facts, loaded=loaded, longest=longest_sequence(recipe, data), weights=exchange.folder
+        )
         if given.engine is not None:
             engine = make_engine_of(given.engine, context)
         else:
@@ -344,7 +347,8 @@ def _prepared(
 
     Data that are wrong, or too long for the model, are refused before weights are read.
     """
-    data = prepare(recipe.data, tokenizer) if playing is None else playing.prepared(tokenizer)
+    answers = answers_read(recipe)
+    data = prepare(recipe.data, tokenizer, answers=answers) if playing is None else playing.prepared(tokenizer)
     for line in [*data.report.lines(training=training), *(seen_lines(data.train[0], tokenizer) if training else ())]:
         console.say(line)
     for warning in unknown_in_prompts(data, tokenizer) if training else ():
@@ -362,8 +366,8 @@ def _verdict_lag(recipe: Recipe, scorer: Scorer) -> int:
     return 0 if isinstance(scorer, MayBeQuick) and scorer.quick else WORKER_VERDICT_LAG
 
 
-def _longest(recipe: Recipe, data: PreparedData) -> int:
-    """Tokens of the longest sequence that the engine can be asked for."""
+def longest_sequence(recipe: Recipe, data: PreparedData) -> int:
+    """Return the tokens of the longest sequence that the engine can be asked for."""
     prompts = [*data.train, *(prompt for prompts in data.validation.values() for prompt in prompts)]
     if recipe.environment.kind == "agent":
         return longest_conversation(recipe)

@@ -35,6 +35,30 @@ def test_cores_without_affinity(monkeypatch):
     assert system.core_count() == 1
 
 
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/box\n", {"box/memory.max": "3000\n", "memory.max": "max\n"}, 3000),
+        ("0::/box/inner\n", {"box/inner/memory.max": "max\n", "box/memory.max": "2000\n"}, 2000),
+        ("0::/unseen/from/here\n", {"memory.max": "1000\n"}, 1000),
+        ("4:cpu:/box\n5:memory:/box\n", {"memory/box/memory.limit_in_bytes": "4000\n", "box/memory.max": "1\n"}, 4000),
+        ("5:memory:/box\n", {"memory/box/memory.limit_in_bytes": "9223372036854771712\n"}, 80 * 4096),
+        ("", {"memory.max": "1\n"}, 80 * 4096),
+        (None, {}, 80 * 4096),
+    ],
+)
+def test_a_container_has_no_more_memory_than_its_limit(monkeypatch, tmp_path, own, files, limit):
+    monkeypatch.setattr(system, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(system, "_OWN_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 80, "SC_PAGE_SIZE": 4096}.__getitem__)
+    if own is not None:
+        (tmp_path / "cgroup").write_text(own)
+    for name, text in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(text)
+    assert system.memory_size() == limit
+
+
 def test_a_process_is_known_without_proc(monkeypatch):
     monkeypatch.setattr(os.path, "exists", lambda path: False)
     assert system.process_exists(os.getpid())

@@ -67,10 +67,11 @@ def test_a_report_shows_itself_and_is_good_whatever_this_machine_lacks():
     report = Report(sections)
     assert report.good
     page = report._repr_html_()
-    assert page.startswith("<p><b>The recipe is good. This machine would not start it as it is now.</b>")
+    assert page.startswith("<p><b>This machine cannot run the recipe as it is now.</b>")
     assert page.index("runs/quickstart exists") < page.index("1 &lt; 2")
     assert "<details open><summary>would not start" in page
     assert "<details><summary>arithmetic" in page
     doubtful = Report({"look at this before you start": ("wrong answers are right",)})
     assert not doubtful.good
+    assert not Report({"settle this before you start": ("it takes 9 days",)}).good
     assert "has doubts" in doubtful._repr_html_()

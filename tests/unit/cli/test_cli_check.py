@@ -93,9 +93,9 @@ def test_check_of_an_engine_that_is_not_here(
     assert main(["check", str(recipe), *settings, "--try", "1", "--verbose"]) == NOT_HERE
     told = capsys.readouterr().out
     first = told.splitlines()[0]
-    assert "not tried, for what this machine lacks" in told
+    assert "Not looked at: what the model writes (--try), for what this machine lacks" in told
     assert re.search(r"^  not here: .* needs the package vllm, which is not installed", told, re.MULTILINE)
-    assert first.startswith(f"{recipe}: good, with 7 doubts, but this machine cannot start it")  # it knows no words
+    assert first.startswith(f"{recipe}: this machine cannot run it, and there are 7 doubts")  # it knows no words
     assert "  doubt: warm-up (learner.warmup = 10) takes 10 of the 10 steps" in told
     assert first.endswith(f"dapo train {recipe} {' '.join(settings)}")
 
@@ -197,7 +197,7 @@ def test_the_quickstart_checks(
     monkeypatch.chdir(tmp_path)
     assert main(["check", "quickstart"]) == 0
     told = capsys.readouterr().out
-    first, second = told.splitlines()[:2]
+    first, _, second = told.splitlines()[:3]
     assert first == "quickstart: good. Start it with: dapo train quickstart"
     assert second.startswith("Not looked at: the weights, and what the model writes (--try 4 ")
     assert len(told.splitlines()) < 32

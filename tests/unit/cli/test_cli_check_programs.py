@@ -48,6 +48,10 @@ def test_gold_solutions_are_right_and_an_early_exit_is_not(tmp_path: Path) -> No
     assert "mixed groups: some responses, not all" in text
     assert "right ('```python\\nGOLD\\n```') accuracy 1; tests_passed 1" in text
     assert not trial.refusals
+    fenced = RECORD | {"solution": f"We add them.\n\n```python\n{RECORD['solution']}\n```\n"}
+    trial = tried(tmp_path, [RECORD, fenced | {"problem": "Write a sum."}], rewards=rewards)
+    assert not trial.refusals
+    assert not any("wrong" in each for each in trial.doubts)
     wrong = RECORD | {"solution": "def add(a, b): return 0"}
     trial = tried(tmp_path, [wrong], rewards=rewards)
     assert any("calls all 1 gold answers wrong" in each for each in trial.refusals)

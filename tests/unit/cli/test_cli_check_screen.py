@@ -42,12 +42,15 @@ def test_a_folder_without_weights_is_enough_for_memory_tokens_and_data(
     (folder / "model/model.safetensors").unlink()
     code, told, _ = check(capsys)
     assert (whole, code) == (0, NOT_HERE)
-    first, here, left_out, *rest = told.splitlines()
-    assert first.startswith("mine.yaml: good, but this machine cannot start it")
+    first, here, memory, left_out, *rest = told.splitlines()
+    assert first == (
+        "mine.yaml: this machine cannot run it. Elsewhere, or after the next move below: dapo train mine.yaml"
+    )
+    assert memory.startswith("  here: about ")
     missing = "has no *.safetensors file; expected model.safetensors or its shards"
     assert here == f"  not here: model.path '{folder}/model' {missing}"
     assert left_out.startswith("Not looked at: the weights, and what the model writes")
-    assert rest == with_weights.splitlines()[2:]  # the arithmetic is the same
+    assert rest == with_weights.splitlines()[3:]  # the arithmetic is the same
     assert main(["train", "mine.yaml", "trainer.steps=1"]) == 2
     assert "no *.safetensors file" in capsys.readouterr().err
 
@@ -68,7 +71,8 @@ def test_doubts_stand_under_the_verdict(folder: Path, capsys: pytest.CaptureFixt
     first, *lines = told.splitlines()
     assert code == 0
     assert first.startswith("mine.yaml: good, with 3 doubts. Look at the doubts first, then start it with: dapo train")
-    assert [line.split(":")[0] for line in lines[:4]] == ["  doubt", "  doubt", "  doubt", "Not looked at"]
+    kinds = [line.split(":")[0].strip() for line in lines[:5]]
+    assert kinds == ["doubt", "doubt", "doubt", "here", "Not looked at"]
     assert "run.threads above 1" in lines[0]
     assert "unknown to the tokenizer (<unk>)" in lines[1]
 
@@ -90,7 +94,7 @@ def test_a_supervised_run_has_the_same_screen(folder: Path, capsys: pytest.Captu
     (folder / "examples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, told, _ = check(capsys, "--sft", "sft.train=[{path: examples.jsonl}]")
     assert code == 0
-    first, second = told.splitlines()[:2]
+    first, _, second = told.splitlines()[:3]
     assert first == "mine.yaml: good. Start it with: dapo sft mine.yaml 'sft.train=[{path: examples.jsonl}]'"
     assert second == "Not looked at: the weights. Every detail: --verbose."
 

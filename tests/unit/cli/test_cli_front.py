@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from test_cli_check_memory import facts_with
 
 from dapo.cli import init
 from dapo.cli.main import main
@@ -122,7 +123,7 @@ def test_init_refuses_with_the_next_move_and_writes_nothing(problems, capsys):
 
 
 def test_a_gpu_gets_other_settings(problems, monkeypatch):
-    machine = init._Machine(True, "a GPU", 500_000_000, 2048)
+    machine = init._Machine(True, "a GPU", facts_with(500_000_000, positions=2048), elsewhere=True)
     monkeypatch.setattr(init, "_machine", lambda wanted: machine)
     init.write_recipe(init.Wanted("g", "a/b", "train.jsonl", problem="task", answer="result"), problems / "g.yaml")
     recipe = load_recipe("g.yaml").recipe

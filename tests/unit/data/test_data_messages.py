@@ -40,6 +40,7 @@ SHOTS = [message("user", "1+1?"), message("assistant", "2"), message("user", "Fi
         ([*SYSTEM[:1], *SHOTS], "[system] Be brief. [user] 1+1? [assistant] 2 [user] Find x. [assistant]"),
         ([message("user", [{"type": "text", "text": "Find "}, {"type": "text", "text": "x."}])], None),
         ([message("user", "Find x.", name=None)], None),  # Parquet's null: there is no name
+        ([{"from": "human", "value": "Find x."}], None),  # ShareGPT's names
         (json.dumps(SYSTEM), "[system] Be brief. [user] Find x. [assistant]"),  # as a CSV file holds it
     ],
 )
@@ -73,7 +74,7 @@ def test_messages_of_parquet_and_of_a_mapped_field(tmp_path: Path) -> None:
     [
         ([], r"last one is the user's .*found \[\]"),
         ([*SHOTS, message("assistant", "3")], r"found \['user', 'assistant', 'user', 'assistant'\]; take the answer"),
-        ([{"from": "human", "value": "Find x."}], r"message 1: .*`role` and `content`, found \['from', 'value'\]"),
+        ([{"from": "human", "text": "Find x."}], r"message 1: .*`role` and `content`, found \['from', 'text'\]"),
         ([message("user", 5)], "message 1: expected text as `content`, found int"),
         ([message("user", None)], "message 1: expected text as `content`, found NoneType"),
         ([message("user", [{"type": "image", "url": "u"}])], r"parts of the kinds \['image'\]"),
