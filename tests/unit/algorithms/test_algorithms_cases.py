@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import OffPolicyMask, importance_correction, tokens_corrected
@@ -370,8 +371,8 @@ class TestStatistics:
         assert (all_of.mean, all_of.high) == (1, 1)
         assert all_of.low == pytest.approx(1 - end, abs=1e-4)
 
-    @pytest.mark.parametrize("share", [0.003, 0.02, 0.1, 0.5, 0.9, 0.98])
-    @pytest.mark.parametrize("n", [5, 8, 30, 128])
+    @each("share", [0.003, 0.02, 0.1, 0.5, 0.9, 0.98])
+    @each("n", [5, 8, 30, 128])
     def test_bounded_interval_covers_shares(self, n, share):
         """One sample a problem, every outcome weighed by its binomial probability: no sampling noise."""
         covered = sum(
