@@ -23,7 +23,7 @@ CLOCK = frozenset(
 )
 """Keys of the report's data that hold times, memory, the machine or the revision."""
 DURATION = re.compile(
-    r"\d ?(?:ms|s|sec|seconds?|min|minutes?|h|hours?|days?)\b"
+    r"(?:\d ?|\ba )(?:ms|s|sec|seconds?|min|minutes?|h|hours?|days?)\b"
     r"|\b(?:generating|scoring|learning|evaluating|publishing|saving|waiting|starting)\b.*\d ?%"
     r"|\d ?% (?:generating|scoring|learning|evaluating|publishing|saving|waiting|starting)\b"
 )
@@ -106,8 +106,13 @@ def by_clock(value: Mapping[str, Any]) -> bool:
 
 
 def plain(text: str, folder: Path) -> list[str]:
-    """Return the parts of a sentence that name no duration, without the folder of the run."""
-    return [part.strip() for part in re.split(r"[;,] ", without_folder(text, folder)) if not DURATION.search(part)]
+    """Return the parts of a sentence without the run's folder; parts that name durations become one #."""
+    found: list[str] = []
+    for part in re.split(r"[;,] ", without_folder(text, folder)):
+        shown = "#" if DURATION.search(part) else part.strip()
+        if shown != "#" or found[-1:] != ["#"]:
+            found.append(shown)
+    return found
 
 
 def without_folder(text: str, folder: Path) -> str:

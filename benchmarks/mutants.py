@@ -486,23 +486,33 @@ class Tests:
         return Measured(found["seconds"], reached, set(found["importing"]))
 
     def killer(self, mutant: Mutant, seconds: Mapping[str, float]) -> str:
-        """Run ``mutant.tests`` against it. Return the first that fails, or "" if all pass."""
+        """Run ``mutant.tests`` against it. Return the first that fails, or "" if all pass.
 
+        The tests of a few files come first: most mutants are killed there, and collecting takes time.
+        """
+        files = list(dict.fromkeys(test.partition("::")[0] for test in mutant.tests))
+        begin, size = 0, 1
+        while begin < len(files):
+            few = files[begin : begin + size]
+            tests = [test for test in mutant.tests if test.partition("::")[0] in few]
+            if failed := self._first_failure(mutant, few, tests, seconds):
+                return failed
+            begin, size = begin + size, 2 * size
+        return ""
+
+    def _first_failure(
+        self, mutant: Mutant, files: Sequence[str], tests: Sequence[str], seconds: Mapping[str, float]
+    ) -> str:
         def run() -> dict[str, Any]:
             import pytest
 
+            chosen = Chosen(tests, self._models)
             sys.meta_path.insert(0, Loaded({mutant.file: mutated(mutant)}))
-            files = list(dict.fromkeys(test.partition("::")[0] for test in mutant.tests))
-            begin, size = 0, 1
-            while begin < len(files):  # a few first: most mutants are killed there, and collecting takes time
-                chosen = Chosen(mutant.tests, self._models)
-                code = pytest.main([*files[begin : begin + size], "-x", *QUIET], plugins=[chosen])
-                if code not in (0, 5):
-                    return {"failed": chosen.failed or f"pytest ended with code {int(code)}"}
-                begin, size = begin + size, 2 * size
-            return {"failed": ""}
+            code = pytest.main([*files, "-x", *QUIET], plugins=[chosen])
+            return {"failed": chosen.failed or ("" if code in (0, 5) else f"pytest ended with code {int(code)}")}
 
-        limit = 30 + 5 * sum(seconds.get(test, 1.0) for test in mutant.tests)
+        usual = sum(seconds.values()) / max(1, len(seconds))  # of a test that is new
+        limit = 30 + 5 * sum(seconds.get(test, usual) for test in tests)
         found = self._fork(run, limit)
         return f"no end within {limit:.0f} s, or the process died" if found is None else found["failed"]
 
@@ -511,6 +521,7 @@ class Tests:
         folder = Path(tempfile.mkdtemp(dir=self._work))
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _become(folder)
             code = 1
             with contextlib.suppress(BaseException):
@@ -519,14 +530,17 @@ class Tests:
                 code = 0
             os._exit(code)
         end = time.monotonic() + limit
-        while not os.waitpid(child, os.WNOHANG)[0]:
-            if time.monotonic() > end:
+        ended = False
+        try:
+            while not ended and time.monotonic() < end:
+                ended = os.waitpid(child, os.WNOHANG)[0] == child
+                time.sleep(0.01)
+        finally:
+            if not ended:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                break
-            time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)  # what its tests have left
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)  # what its tests have left
         answer = folder / "answer"
         found = json.loads(answer.read_text()) if answer.is_file() else None
         shutil.rmtree(folder, ignore_errors=True)
@@ -694,6 +708,7 @@ def main() -> int:
     if (arguments.before is None) != bool(arguments.modules and arguments.tests):
         parser.error("name modules and --tests, or --before alone")
     sys.path.insert(0, str(Path.cwd()))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # with the fork that is running
     with tempfile.TemporaryDirectory(prefix="mutants-") as work:
         return (first if arguments.before is None else again)(arguments, Path(work))
 
