@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,11 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 COUNTS = ("dapo", "benchmarks", "constraints", "examples", ":!benchmarks/results", ":!benchmarks/*.md")
 """What a result depends on, as git's paths: results and pages do not count."""
+
+
+def _without_folders(argument: str) -> str:
+    """Return an argument of a command with names in place of absolute paths, which say nothing elsewhere."""
+    return re.sub(r"(^|=)/\S*/", r"\1", argument)
 
 
 def refuse_changes(out: Path) -> None:
@@ -87,6 +93,6 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
         "commit": _commit_at_first(HERE) + "-dirty" * bool(_changed()),
-        "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *map(_without_folders, sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

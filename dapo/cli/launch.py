@@ -16,6 +16,7 @@ import typer
 
 from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, recipe_and_overrides
 from dapo.errors import RecipeError, SchedulerError
+from dapo.words import counted
 
 if TYPE_CHECKING:
     from dapo.config.load import LoadedRecipe
@@ -46,9 +47,10 @@ def launch_new(recipe: str, overrides: Sequence[str], *, dry_run: bool) -> int:
     from dapo.config.shipped import short_name
     from dapo.observe.run_name import with_free_name
 
-    loaded = load_recipe(recipe, overrides)
-    if more := _over_machines(loaded.recipe):
-        loaded = load_recipe(recipe, [*overrides, *more])
+    loaded, changes = load_recipe(recipe, overrides), [*overrides]
+    for more in (_needs, _over_machines):
+        changes += more(loaded.recipe)
+        loaded = load_recipe(recipe, changes)
     loaded = with_free_name(loaded)
     settings = loaded.recipe
     run = (Path(settings.run.dir) / settings.run.name).absolute()
@@ -68,9 +70,10 @@ def launch_again(run: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
     """Submit a job that goes on with the run in a folder; otherwise as ``launch_new``."""
     from dapo.config.resume import load_for_resume
 
-    loaded, _ = load_for_resume(run, overrides)
-    changes = [*overrides, *_over_machines(loaded.recipe)]
-    loaded, _ = load_for_resume(run, changes)
+    loaded, changes = load_for_resume(run, overrides)[0], [*overrides]
+    for more in (_needs, _over_machines):
+        changes += more(loaded.recipe)
+        loaded, _ = load_for_resume(run, changes)
     _check_secrets(loaded, overrides)
     settings = loaded.recipe
     kept = [change for change in changes if not change.startswith(("slurm.", "launch.backend="))]
@@ -89,6 +92,13 @@ def _check_secrets(loaded: LoadedRecipe, overrides: Sequence[str]) -> None:
     for path in hidden:
         move = f"a job's files hold no secrets: take {path} out of the recipe and the command, and set"
         raise RecipeError(f"{move} the environment variable that its library reads, before you submit")
+
+
+def _needs(recipe: Recipe) -> list[str]:
+    """Return the GPUs and cores of a machine that a job needs, where the recipe names none."""
+    from dapo.config.counts import job_needs
+
+    return [f"slurm.options.{name}={number}" for name, number in job_needs(recipe).items()]
 
 
 def _over_machines(recipe: Recipe) -> list[str]:
@@ -196,8 +206,8 @@ def _machine(recipe: Recipe) -> str:
     from dapo.config.check_slurm import gpus_per_option
 
     gpus, cores = gpus_per_option(recipe.slurm.options), recipe.slurm.options.get("cpus-per-task")
-    has = [f"{gpus} GPUs"] * bool(gpus)
-    has += [f"{cores} cores"] * bool(cores)
+    has = [counted(gpus, "GPU")] * bool(gpus)
+    has += [f"{cores} core{'s' * (str(cores) != '1')}"] * bool(cores)
     return f"machine with {' and '.join(has)}" if has else "machine"
 
 

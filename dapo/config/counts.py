@@ -14,6 +14,11 @@ from dapo.config.settings import value_at
 from dapo.system import gpu_count
 
 _RANKS, _ENGINES = "learner.ranks", "rollout.engines"
+_GPUS = {"gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "tres-per-node", "tres-per-task"}
+_CORES = {"cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus"}
+"""Options of sbatch that ask for GPUs, and for cores."""
+_CORES_OF_GPU = 8
+"""For its rank and its engine, the verifiers and the driver."""
 
 
 def count_auto(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -53,8 +58,27 @@ def count_auto(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]
 
 def gpus_used(recipe: Recipe) -> int:
     """Return how many GPUs ranks and engines of a recipe take; servers are not counted."""
-    if recipe.model.device == "cpu":
-        return 0
+    return 0 if recipe.model.device == "cpu" else _places(recipe)
+
+
+def job_needs(recipe: Recipe) -> dict[str, int]:
+    """Return the options of sbatch, for one machine, that ranks and engines need and ``slurm.options`` leaves out.
+
+    A built-in model gains nothing from a GPU, and gets one only if ``model.device`` names it.
+    """
+    slurm, threads, places = recipe.slurm, recipe.run.threads, _places(recipe)
+    small = recipe.model.path.startswith("builtin/") and not recipe.model.device.startswith("cuda")
+    gpus = gpus_per_option(slurm.options) or (0 if small else -(-gpus_used(recipe) // slurm.nodes))
+    needs = {}
+    if gpus and not slurm.options.keys() & _GPUS:
+        needs["gpus-per-node"] = gpus
+    if not slurm.options.keys() & _CORES:
+        needs["cpus-per-task"] = max(gpus * max(_CORES_OF_GPU, threads), -(-places // slurm.nodes) * threads)
+    return needs
+
+
+def _places(recipe: Recipe) -> int:
+    """Return how many ranks and engines compute at the same time."""
     found = deployment_of(recipe)
     engines = found.engines * found.engine_devices
     if found.kind in ("none", "vllm_server", "own"):

@@ -58,11 +58,6 @@ def make_problem(
     return SignedSum(tuple(terms))
 
 
-def careful_solution(problem: SignedSum) -> str:
-    """Return the right working: ``+7 =11 -8 =3 +3 =6``."""
-    return " ".join(_chain(problem, rng=None, misread_probability=0.0))
-
-
 def sloppy_solution(
     problem: SignedSum,
     rng: random.Random,
@@ -91,11 +86,11 @@ def sloppy_solution(
     return " ".join(words)
 
 
-def _chain(problem: SignedSum, rng: random.Random | None, misread_probability: float) -> list[str]:
+def _chain(problem: SignedSum, rng: random.Random, misread_probability: float) -> list[str]:
     total, *rest = problem.terms
     words: list[str] = []
     for term in rest:
-        misread = term < 0 and rng is not None and rng.random() < misread_probability
+        misread = term < 0 and rng.random() < misread_probability
         total += -term if misread else term
         words += [f"{term:+d}", f"={total}"]
     return words

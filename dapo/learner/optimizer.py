@@ -21,12 +21,25 @@ class Optimizer:
     Weight decay applies to every parameter, biases and norms included, as in torch's default and in the published
     DAPO runs. bfloat16 and float16 models are updated through float32 master copies (an update of 1e-6 would vanish in
     8 bits), and their gradients add up in float32; float32 and float64 models are updated in place without copies.
+
+    Args:
+        parameters: of the model, by name.
+        settings: The recipe's ``learner`` section.
+        starts: Float32 numbers that copies begin with, by parameter; others begin with the parameter's own. The tensors
+            are the optimizer's then.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], settings: schema.LearnerSection) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        settings: schema.LearnerSection,
+        starts: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         self.max_grad_norm = settings.max_grad_norm
-        self.masters = {name: _master(parameter) for name, parameter in self.parameters.items()}
+        self.masters = {
+            name: _master(parameter, (starts or {}).get(name)) for name, parameter in self.parameters.items()
+        }
         self._copied = [
             (parameter, self.masters[name])
             for name, parameter in self.parameters.items()
@@ -119,8 +132,9 @@ def _unfilled(master: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _master(parameter: Tensor) -> Tensor:
+def _master(parameter: Tensor, start: Tensor | None) -> Tensor:
     """Return the tensor that AdamW updates: the parameter itself, or a float32 copy of a low-precision one."""
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
-    return parameter.detach().to(torch.float32).clone()
+    begun = parameter if start is None else start
+    return begun.detach().to(parameter.device, torch.float32, copy=start is None)

@@ -6,7 +6,7 @@ they like. What a pass says of itself are sums; ``optimizer_step`` counts the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,7 @@ class PolicyStep:
         correction: Where the ratio runs against the learner's own log-probabilities, or a mask.
         reference: The recipe's ``algorithm.reference`` where a reference is needed; the weights at hand become it.
         sharding: Of the model, which other ranks hold parts of; None: all of it is here.
+        starts: Float32 numbers of the model's files, by parameter (``dapo.models.read.float32_weights``).
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class PolicyStep:
         correction: Correction | None = None,
         reference: schema.ReferenceSection | None = None,
         sharding: Sharding | None = None,
+        starts: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.loaded, self.objective, self.settings = loaded, objective, settings
         self.temperature, self.correction = temperature, correction
         self.sharding = sharding
         self.policy = Policy(loaded) if sharding is None else sharding.policy
-        self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings)
+        self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings, starts)
         self.reference = None if reference is None else Reference(loaded, reference)
         self.experts = expert_routes(loaded, settings.router_replay)
         self.entropy_coefficient = 0.0  # of the entropy term, set with each training step

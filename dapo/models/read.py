@@ -17,6 +17,7 @@ from dapo.errors import ModelError, first_line, raise_for_machine
 from dapo.models.adapter import base_name
 from dapo.models.checksum import same_bits
 from dapo.models.file_names import Stack, stacks_of
+from dapo.models.head import LOW
 from dapo.models.load import is_constant, whole_model
 from dapo.models.skeleton import model_without_weights
 from dapo.models.slices import own_part, own_slice
@@ -38,7 +39,10 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 
 
 def read_weights_of(name: str, model: Any, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
-    """Parameters and persistent buffers of ``model``, rounded to ``dtype``, from the folder or hub name ``name``.
+    """Parameters and persistent buffers of ``model`` from the folder or hub name ``name``.
+
+    Parameters are as the files hold them: ranks keep them in float32, and compute in ``dtype``. Buffers are rounded to
+    ``dtype``, as in one process.
 
     A rank reads its own slices, also of experts that the files hold one by one. Only where files differ from the model
     by more than names and stacking, transformers has to translate: each rank reads the whole model once, into the
@@ -57,10 +61,10 @@ def read_weights_of(name: str, model: Any, dtype: torch.dtype, *, trust_remote_c
     sources = _sources(model, aliases, sizes)
     if sources is None:
         log.warning("%s names its weights otherwise than its architecture: each rank reads all of them once", name)
-        whole = dict(whole_model(name, dtype, trust_remote_code).state_dict())
+        whole = dict(whole_model(name, torch.float32, trust_remote_code).state_dict())
         for names, tensor in aliases:
             own_part(tensor).copy_(own_slice(whole[names[0]], tensor))
-        _round([tensor for _, tensor in aliases], dtype)
+        _round_buffers(model, dtype)
         return
     unequal = [
         names[0]
@@ -84,7 +88,28 @@ def read_weights_of(name: str, model: Any, dtype: torch.dtype, *, trust_remote_c
     except Exception as error:  # torch raises CheckpointException, OSError and others for a damaged file
         raise_for_machine(error, f"reading {name!r}")
         raise ModelError(f"model.path {name!r} cannot be read: {first_line(error)}; fetch it again") from error
-    _round([tensor for _, tensor in pairs], dtype)
+    _round_buffers(model, dtype)
+
+
+def float32_weights(name: str, dtype: torch.dtype, *, trust_remote_code: bool) -> dict[str, Tensor]:
+    """Return the parameters of a model by name as its files hold them, if loading in ``dtype`` rounds them; else none.
+
+    AdamW's float32 copies begin with them. Copies of rounded numbers would lie in the middle between two roundings, and
+    many small steps would pass before any weight that computes moves.
+
+    Raises:
+        ModelError: they cannot be read.
+    """
+    if dtype not in LOW:
+        return {}
+    with opened(sorted(_local_folder(name).glob("*.safetensors"))) as places:
+        exact = any(found[0].get_slice(one).get_dtype() in ("F32", "F64") for one, found in places.items())
+    if not exact:
+        return {}
+    return {
+        one: parameter.detach()
+        for one, parameter in whole_model(name, torch.float32, trust_remote_code).named_parameters()
+    }
 
 
 def _sources(
@@ -132,11 +157,10 @@ def _aliases(model: Any) -> list[tuple[list[str], Tensor]]:
 
 
 @torch.no_grad()
-def _round(tensors: Any, dtype: torch.dtype) -> None:
-    """To what one process would have trained from: float32 slices of a bfloat16 model begin at its values."""
-    for tensor in tensors:
-        part = own_part(tensor)
-        if part.is_floating_point() and part.dtype != dtype:
+def _round_buffers(model: Any, dtype: torch.dtype) -> None:
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, nn.Parameter) and base_name(name) is not None and tensor.is_floating_point():
+            part = own_part(tensor)
             part.copy_(part.to(dtype))
 
 

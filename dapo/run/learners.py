@@ -22,6 +22,7 @@ from dapo.learner.step import PolicyStep
 from dapo.learner.worker import RankPlace, Worker, make_worker
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
+from dapo.models.read import float32_weights
 from dapo.models.rendezvous import serve
 from dapo.observe.console import Console
 from dapo.processes.left_over import claim, delete_left, leave
@@ -166,7 +167,8 @@ def start_worker(recipe: Recipe, place: RankPlace | None = None) -> Worker:
 
 def _worker(recipe: Recipe, loaded: LoadedModel, *, training: bool = True) -> Worker:
     """Return the worker of a learner of one process."""
-    loaded.sends_adapter = Deployment(recipe).sends_adapter
+    loaded.sends_adapter, remote = Deployment(recipe).sends_adapter, recipe.model.trust_remote_code
+    whole = training and not loaded.adapter
     return Worker(
         PolicyStep(
             loaded,
@@ -175,6 +177,7 @@ def _worker(recipe: Recipe, loaded: LoadedModel, *, training: bool = True) -> Wo
             recipe.rollout.temperature,
             make_correction(recipe),
             recipe.algorithm.reference if training and needs_reference(recipe) else None,
+            starts=float32_weights(loaded.name, loaded.dtype, trust_remote_code=remote) if whole else None,
         )
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from random import Random
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from small_run import dapo
 import dapo as package
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_state
-from dapo.data.signed_sum import careful_solution, make_problem
+from dapo.data.signed_sum import make_problem, sloppy_solution
 from dapo.models.tiny import SIGNED_SUM_WORDS, make_tiny_model
 from dapo.observe.metrics import read_metrics, unknown_keys, without_clock
 from dapo.observe.pictures import write_curve
@@ -60,7 +61,8 @@ def folder(tmp_path_factory):
     make_tiny_model(folder / "model", "llama", seed=0)
     for name, seed, count in (("examples", 7, 60), ("held", 8, 8)):
         problems = [make_problem(seed, n, max_terms=3) for n in range(count)]
-        lines = [json.dumps({"prompt": p.prompt, "response": careful_solution(p)}) for p in problems]
+        careful = [sloppy_solution(p, Random(0), misread_probability=0.0, rambler_share=0.0) for p in problems]
+        lines = [json.dumps({"prompt": p.prompt, "response": text}) for p, text in zip(problems, careful, strict=True)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     (folder / "recipe.yaml").write_text(RECIPE.format(folder=folder))
     dapo("sft", folder / "recipe.yaml", "checkpoint.best=validation/loss")

