@@ -195,9 +195,12 @@ test-imports: setup ## compare imports of public files in DIR with an independen
 oracles: setup ## compare live with TRL, verl and SkyRL
 	$(BIN)/python tests/oracles/live.py
 
-mutation: setup ## show which changes of the mathematics no test notices
-	$(BIN)/pip install -q --disable-pip-version-check "mutmut>=3.8"
-	HYPOTHESIS_PROFILE=brief $(BIN)/mutmut run --max-children 2
+# make mutation MODULES=dapo/loop TESTS=tests/unit/loop ARGS="--count 150 --seed 1"; ARGS="--before FILE" alone after tests were deleted.
+MODULES ?= dapo/algorithms
+TESTS ?= tests/unit/algorithms tests/golden/test_algorithms_golden.py tests/oracles tests/properties/test_algorithms_formulas.py \
+  tests/properties/test_algorithms_invariance.py
+mutation: setup ## plant small mistakes in the mathematics, or in MODULES, and show which of them no test notices
+	HYPOTHESIS_PROFILE=brief $(BIN)/python benchmarks/mutants.py $(if $(findstring --before,$(ARGS)),,$(MODULES) --tests $(TESTS)) $(ARGS)
 
 bench-trl: .venv-trl/.installed ## compare speed with TRL
 	.venv-trl/bin/python benchmarks/against_trl.py

@@ -153,6 +153,12 @@ RENAMED_COLUMNS: dict[str, str | None] = {}
 
 NEW_COLUMNS: frozenset[str] = frozenset()
 
+RENAMED_LOOKS: dict[str, str | None] = {}
+"""Parts of the report's data, such as "report: runs.tiles.label", to their names in the working tree, likewise."""
+
+NEW_LOOKS: frozenset[str] = frozenset()
+"""Parts that only the working tree has, or whose words changed on purpose."""
+
 
 def spelled(overrides: Overrides, side: str) -> list[str]:
     """Return the overrides for ``side``: "head" or "base"."""

@@ -3,8 +3,9 @@
     python benchmarks/golden_matrix.py --base REVISION [--only ranks,sft] [--jobs 2]
 
 ``golden_cases.py`` lists the runs. Each trains two steps, stops, and resumes to the fourth step, in one thread a
-process. All metrics but times and memory, all rollouts and the weights of the last checkpoint must be equal. What
-differs is printed by case, step and key with both values; exit code 1 then.
+process. All metrics but times and memory, all rollouts and the weights of the last checkpoint must be equal, and so
+must be what is shown of them: the data of the report, `dapo data` and `dapo check`. What differs is printed by case,
+step and key with both values; exit code 1 then.
 
 The runs of REVISION are kept under build/golden-matrix/COMMIT, so that a second comparison runs the working tree alone.
 """
@@ -44,8 +45,10 @@ from golden_cases import (
     LONGER,
     LONGER_SFT,
     NEW_COLUMNS,
+    NEW_LOOKS,
     NEW_METRICS,
     RENAMED_COLUMNS,
+    RENAMED_LOOKS,
     RENAMED_METRICS,
     SFT,
     SUPERVISED,
@@ -53,6 +56,7 @@ from golden_cases import (
     Overrides,
     spelled,
 )
+from golden_looks import check_command, compare_looks, looking
 
 from dapo.models.builtin import ensure_builtin_model
 from dapo.observe.metrics import read_metrics
@@ -134,7 +138,7 @@ class Runner:
         self._warm = subprocess.Popen(
             [sys.executable, "-P", str(WARM), *modules],
             cwd=tree,
-            env=environment(tree),
+            env=environment(tree) | {"COLUMNS": "500"},  # lines break by themselves, whatever the folders are called
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -202,12 +206,17 @@ def run_case(runner: Runner, case: str, side: str, folder: Path, inputs: Inputs)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log = folder / "output.txt"
-    for words in commands(case, side, folder, inputs):
+    train, resume = commands(case, side, folder, inputs)
+    runner.run(check_command(train), folder / "check.txt")  # may end with 1: what it says is compared
+    for words in (train, resume):
         if (code := runner.run(words, log)) is None:
             return f"`dapo {words[0]}` took more than {LIMIT} seconds; its output is in {log}"
         if code:
             end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             return f"`dapo {' '.join(words[:3])}` ended with code {code}:\n{end}"
+    for name, words in looking(folder):
+        if (code := runner.run(words, folder / name)) not in (0, 2 if case in SUPERVISED and words[0] == "data" else 0):
+            return f"`dapo {words[0]}` ended with code {code}; its output is in {folder / name}"
     return None
 
 
@@ -232,18 +241,20 @@ class BaseRuns:
 
     def _key(self, case: str) -> str:
         words = commands(case, "base", Path("folder"), Inputs(Path("model"), Path("data")))  # wherever they lie
-        return hashlib.sha256(json.dumps([words, self._inputs.digest(case)]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(["with looks", words, self._inputs.digest(case)]).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------- comparison
 
 
 def compare(base: Path, here: Path) -> list[Difference]:
-    """Return what differs between two run folders."""
-    rows = [read_metrics(run / "metrics.jsonl") for run in (base, here)]
+    """Return what differs between the folders of two cases."""
+    runs = base / "run", here / "run"
+    rows = [read_metrics(run / "metrics.jsonl") for run in runs]
     found = compare_rows(*rows, Renamed(RENAMED_METRICS, NEW_METRICS))
-    found += compare_rollouts(base, here, Renamed(RENAMED_COLUMNS, NEW_COLUMNS))
-    return found + compare_weights(base, here)
+    found += compare_rollouts(*runs, Renamed(RENAMED_COLUMNS, NEW_COLUMNS))
+    found += compare_weights(*runs)
+    return found + compare_looks(base, here, Renamed(RENAMED_LOOKS, NEW_LOOKS))
 
 
 def table(found: Mapping[str, Sequence[Difference]]) -> str:
@@ -301,7 +312,7 @@ def main() -> int:
             words = [f"{side}: {text}" for side, text in sides.items() if text is not None]
             if words:
                 failed[name] = "\n".join(words)
-            elif differences := compare(bases.folder / name / "run", WORK / "here" / name / "run"):
+            elif differences := compare(bases.folder / name, WORK / "here" / name):
                 found[name] = differences
             state = "failed" if name in failed else f"{len(found[name])} differ" if name in found else "equal"
             print(f"{name:18}{state}", flush=True)

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from each import each
 from page_session import Session
 from pages import FENCE, ROOT, blocks, navigation
 from quick import quick
@@ -84,7 +85,7 @@ def test_a_page_does_what_it_says(page, tmp_path, monkeypatch, finished):
     assert session.ran
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *navigation()], ids=lambda page: page.name)
+@each("page", [ROOT / "README.md", *navigation()])
 def test_every_block_is_run_or_says_why_not(page):
     open_ = [b for b in blocks(page) if b.language in ("python", "bash") and b.not_run is None]
     if page.stem not in SESSIONS and open_:
@@ -97,7 +98,7 @@ INDENTED = {"README.md"}
 """Whose commands stand in indented lines: test_run_documented.py reads them there."""
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *navigation()], ids=lambda page: page.name)
+@each("page", [ROOT / "README.md", *navigation()])
 def test_no_command_escapes_by_its_form(page):
     """What a reader is to type stands in a fenced block of bash, which is run or marked; or, behind a `$`, with what it
     says."""

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from each import each
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -45,7 +46,7 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-@pytest.mark.parametrize("name", SETS)
+@each("name", SETS)
 def test_a_set_pins_what_the_project_needs_and_meets_it(name):
     pinned, needed = pins(name), project()["dependencies"]
     assert unmet(needed, pinned) == []

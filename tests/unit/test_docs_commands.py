@@ -9,6 +9,7 @@ import re
 
 import pytest
 import typer
+from each import each
 from pages import ROOT, all_pages, blocks, code_of, dapo_commands
 from ruamel.yaml import YAML
 
@@ -31,7 +32,7 @@ def known_setting(key: str) -> bool:
     return found is not None and (path == generic(key) or found.expected.startswith("a mapping"))
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
+@each("page", all_pages())
 def test_commands_have_options_that_exist_and_keys_that_are_settings(page):
     for name, *arguments in dapo_commands(code_of(page)):
         assert name in COMMANDS, f"{page.name}: dapo {name}"
@@ -53,7 +54,7 @@ def test_a_wrong_command_is_seen():
     assert not known_setting("algorithm.clip.higher")
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
+@each("page", all_pages())
 def test_recipes_on_pages_hold_settings(page):
     def walk(value: object, path: str) -> None:
         if isinstance(value, dict):
@@ -72,7 +73,7 @@ def test_recipes_on_pages_hold_settings(page):
         walk(YAML(typ="safe").load(block.body), "")
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
+@each("page", all_pages())
 def test_metrics_on_pages_are_in_the_glossary(page):
     areas = "|".join({metric.key.split("/")[0] for lines in AREAS.values() for metric in lines() if "/" in metric.key})
     for name in re.findall(rf"`((?:{areas})/[\w/<>]+)`", page.read_text()):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from each import each
 from pages import ROOT, all_pages, anchors, links_of, navigation
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
+@each("page", all_pages())
 def test_links_and_anchors_exist(page):
     for link in links_of(page):
         assert link.file.exists(), f"{page.name} points to {link.target}"

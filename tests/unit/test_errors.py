@@ -6,6 +6,7 @@ import errno
 import os
 
 import pytest
+from each import each
 
 from dapo.cli.main import main
 from dapo.errors import DiskError, MachineError, of_the_machine
@@ -45,8 +46,8 @@ DISK = [
 ]
 
 
-@pytest.mark.parametrize("wrap", [lambda e: e, wrapped], ids=["bare", "wrapped"])
-@pytest.mark.parametrize(
+@each("wrap", [lambda e: e, wrapped])
+@each(
     ("cause", "kind", "said"),
     [(c, MachineError, "no further thread or process") for c in THREADS]
     + [(c, MachineError, "no memory left") for c in MEMORY]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from each import each
 
 import dapo.algorithms
 from dapo.algorithms.keep import judge_group
@@ -28,7 +29,7 @@ for block in re.findall(r"```python\n(.*?)```", PAGE + (DOCS / "own_algorithm.md
     exec(block, HOOKS)
 
 
-@pytest.mark.parametrize("name", QUOTED)
+@each("name", QUOTED)
 def test_quoted_name_exists(name):
     module, _, attribute = name.rpartition(".")
     assert hasattr(importlib.import_module(module), attribute)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction
@@ -34,7 +35,7 @@ def correct(kind="truncate", cap=2, floor=0, learner=(0,), sampler=(0,), mask=(T
     return lambda: importance_correction(learner, sampler, kind=kind, cap=cap, floor=floor, loss_mask=mask, **caps)
 
 
-@pytest.mark.parametrize(
+@each(
     ("message", "call"),
     [
         ("unknown reduction 'mean'; expected one of token_mean, prompt_mean, sequence_mean", weights("mean")),

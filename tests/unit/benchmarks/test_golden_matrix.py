@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from dapo.config.load import load_recipe
 from dapo.learner.tensor_files import write_tensors
+from dapo.report.page import packed
 
 ROOT = Path(__file__).resolve().parents[3]
 BENCHMARKS = ROOT / "benchmarks"
@@ -167,3 +168,73 @@ def test_examples_are_sums(matrix, tmp_path):
     for line in lines:
         a, b, c = (int(word) for word in line["prompt"].removesuffix(" =").split())
         assert line["response"] == f"+{b} ={a + b} +{c} ={a + b + c}"
+
+
+BUNDLE = {
+    "made": 1.0,
+    "runs": [
+        {
+            "folder": "FOLDER/run",
+            "sentences": ["2 steps took 1 s, 38% generating and 26% learning.", "Accuracy rose; see FOLDER/run"],
+            "tiles": [{"key": "time/step", "value": "0.5 s"}, {"key": "", "value": "41 %"}],
+            "curves": {"steps": [1, 2], "values": {"train/loss": [0.5, 0.25], "time/step": [1.0, 2.0]}},
+        }
+    ],
+}
+DATA = (
+    "run  step 2 of 2\n\n           tokens  seconds\n  trained     284    0.137  in the batches\n\n  1 +1 =  0 of 4\n"
+)
+
+
+def looks_of(folder, bundle=BUNDLE, data=DATA, check="FOLDER/r.yaml: good, about 20 s; memory 1.5 GiB\n"):
+    (folder / "report").mkdir(parents=True)
+    block = packed(json.loads(json.dumps(bundle).replace("FOLDER", str(folder))))
+    (folder / "report/report.html").write_text(f'<script type="application/octet-stream" id="bundle">{block}</script>')
+    (folder / "data.txt").write_text(data)
+    (folder / "check.txt").write_text(check.replace("FOLDER", str(folder)))
+    return folder
+
+
+def test_looks_are_equal_but_for_the_clock_and_the_folder(golden, tmp_path):
+    from golden_looks import compare_looks
+
+    base = looks_of(tmp_path / "a")
+    later = json.loads(json.dumps(BUNDLE))
+    later["made"], later["runs"][0]["tiles"][0]["value"] = 2.0, "0.7 s"
+    later["runs"][0]["sentences"][0] = "2 steps took 2 min, 40% learning and 30% generating."
+    later["runs"][0]["curves"]["values"]["time/step"] = [3.0, 4.0]
+    check = "FOLDER/r.yaml: good, about 35 s; memory 1.5 GiB\n"
+    here = looks_of(tmp_path / "b", later, DATA.replace("0.137", "0.21 "), check)
+    assert compare_looks(base, here, golden.Renamed()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "values"),
+    [
+        ({"bundle": ("0.25", "0.26")}, "report: runs.curves.values.train/loss", ("0.25", "0.26")),
+        ({"bundle": ("41 %", "42 %")}, "report: runs.tiles.value", ("'41 %'", "'42 %'")),
+        (
+            {"bundle": ("Accuracy rose", "Accuracy fell")},
+            "report: runs.sentences",
+            ("'Accuracy rose'", "'Accuracy fell'"),
+        ),
+        ({"data": ("284", "285")}, "dapo data", None),
+        ({"data": ("0 of 4", "1 of 4")}, "dapo data", ("'1 +1 = 0 of 4'", "'1 +1 = 1 of 4'")),
+        ({"check": ("1.5 GiB", "1.6 GiB")}, "dapo check", ("'memory 1.5 GiB'", "'memory 1.6 GiB'")),
+    ],
+)
+def test_a_change_of_what_is_shown_is_found(golden, tmp_path, change, name, values):
+    from golden_looks import compare_looks
+
+    check = "memory 1.5 GiB\n"
+    ((part, (old, new)),) = change.items()
+    changed = {
+        "bundle": json.loads(json.dumps(BUNDLE).replace(old, new)) if part == "bundle" else BUNDLE,
+        "data": DATA.replace(old, new) if part == "data" else DATA,
+        "check": check.replace(old, new) if part == "check" else check,
+    }
+    sides = looks_of(tmp_path / "a", check=check), looks_of(tmp_path / "b", **changed)
+    (found,) = compare_looks(*sides, golden.Renamed())
+    assert found.name == name
+    assert values is None or (found.base, found.here) == values
+    assert compare_looks(*sides, golden.Renamed(new=frozenset({name}))) == []

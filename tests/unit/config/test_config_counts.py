@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each import each
 
 from dapo.config.counts import gpus_used
 from dapo.config.load import recipe_from_dict
@@ -30,7 +31,7 @@ def four(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "counts"),
     [
         (AUTO, (4, 4)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each import each
 
 from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
@@ -83,7 +84,7 @@ _OF_A_POOL = {"cluster.engine_timeout", "cluster.max_engine_restarts"}
 _OF_A_LEARNER = {"cluster.max_learner_restarts", "learner.timeout"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "unread"),
     [
         ([], set(_WAITS)),
@@ -119,7 +120,7 @@ def test_lockstep_is_for_engines_that_repeat_themselves(overrides, lockstep):
     assert placed(*overrides).lockstep is lockstep
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "words"),
     [
         (["launch.backend=ray", "rollout.engine=vllm_server", TWO], ["launch.backend", "nothing", "learner.ranks"]),
@@ -149,7 +150,7 @@ ON_RAY = ("launch.backend=ray", *RANKS)
 WIDE = ("rollout.engine=vllm", "rollout.vllm.tensor_parallel_size=2")
 
 
-@pytest.mark.parametrize(
+@each(
     ("route", "over"),
     [
         ("auto", ()),
@@ -169,7 +170,7 @@ def test_a_route_that_leads_to_the_engines(route, over):
     assert found.route == ("shared" if route == "auto" else route)
 
 
-@pytest.mark.parametrize(
+@each(
     ("route", "over", "why"),
     [
         ("folder", (), "nothing travels"),

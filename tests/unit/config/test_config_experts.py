@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each import each
 
 from dapo.config import recipe_from_dict
 from dapo.errors import RecipeError
@@ -32,7 +33,7 @@ def test_refusals_name_the_next_move(replay, options, said):
     assert "learner.router_replay" in str(caught.value)
 
 
-@pytest.mark.parametrize(("replay", "options"), [
+@each(("replay", "options"), [
     ("off", {"rollout": {"engine": "generate"}}),
     ("learner", {"algorithm": {"old_logprobs": "learner"}}),
     ("learner", {"algorithm": {"old_logprobs": "learner"}, "learner": ROWS_MOVE | {"ranks": 1}}),

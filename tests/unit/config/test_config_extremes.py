@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from each import each
 
 from dapo.config import recipe_from_dict
 from dapo.config.load import load_recipe
@@ -14,7 +15,7 @@ from dapo.errors import RecipeError
 BASE = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}
 
 
-@pytest.mark.parametrize(
+@each(
     "override",
     [
         "learner.timeout=1e308",

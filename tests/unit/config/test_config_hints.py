@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each import each
 
 from dapo.config.load import recipe_from_dict
 from dapo.config.peers import PEER_KEYS
@@ -11,7 +12,7 @@ from dapo.config.settings import settings
 from dapo.errors import RecipeError
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "meant"),
     [
         ("learner.learningrate", ["learner.learning_rate"]),
@@ -33,7 +34,7 @@ def test_slips_are_told_the_right_name(given: str, meant: list[str]) -> None:
     assert [path.replace(".0.", ".N.") for path in nearest(given)] == meant
 
 
-@pytest.mark.parametrize(
+@each(
     "given",
     [
         *("foo.type", "foo.bar", "optimizer.kind", "model.type", "model.name", "engine.name", "engine.path", "a.b.c"),
@@ -54,7 +55,7 @@ def test_every_setting_with_a_letter_too_many_is_found_again() -> None:
             assert setting.path in nearest(slip), (slip, nearest(slip))
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "ours"),
     [
         ("actor_rollout_ref.rollout.n", "rollout.group_size"),

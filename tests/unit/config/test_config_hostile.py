@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 
 from dapo.config import load_recipe, recipe_from_dict
 from dapo.config.settings import settings
@@ -29,7 +30,7 @@ def refusal(*overrides: str) -> str:
     return message
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "said"),
     [
         ("9" * 5000, "digits"),
@@ -49,13 +50,13 @@ def refusal(*overrides: str) -> str:
         ("!!python/object:os.system x", "not valid YAML"),
     ],
 )
-@pytest.mark.parametrize("key", ["learner.betas", "rollout.vllm.engine_args.x", "run", "nowhere.at.all"])
+@each("key", ["learner.betas", "rollout.vllm.engine_args.x", "run", "nowhere.at.all"])
 def test_a_value_of_no_setting_is_refused(key: str, value: str, said: str) -> None:
     assert said in refusal(f"{key}={value}")
 
 
-@pytest.mark.parametrize("key", ["run.name", "data.instruction", "model.path", "rewards.0.pattern"])
-@pytest.mark.parametrize(("value", "said"), [("\udcff", "lone surrogate"), ("a\0b", "NUL")])
+@each("key", ["run.name", "data.instruction", "model.path", "rewards.0.pattern"])
+@each(("value", "said"), [("\udcff", "lone surrogate"), ("a\0b", "NUL")])
 def test_text_that_cannot_be_written_is_refused(key: str, value: str, said: str) -> None:
     assert said in refusal(f"{key}={value}")
     section, name = key.rsplit(".", 1)
@@ -63,7 +64,7 @@ def test_text_that_cannot_be_written_is_refused(key: str, value: str, said: str)
         recipe_from_dict({**SMALL, section: {name: value}})
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "said"),
     [
         ("x" * 300, "300 bytes"),
@@ -104,7 +105,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("key", LARGE)
+@each("key", LARGE)
 def test_numbers_that_cannot_be_meant_are_refused_and_the_bound_is_taken(key: str) -> None:
     whole = "whole" in next(s.expected for s in settings().values() if s.path == key.replace(".0.", ".N."))
     message = refusal(f"{key}={'100000000000' if whole else '1.0e+11'}")
@@ -124,8 +125,8 @@ def test_stop_tokens_that_are_none_are_refused(ids: str, said: str) -> None:
     assert said in refusal(f"rollout.stop_token_ids={ids}")
 
 
-@pytest.mark.parametrize("path", ["x" * 300, "/" + "y/" * 3000, "~nobody_of_that_name/x", "/proc/1/root/x"])
-@pytest.mark.parametrize("key", ["data.train.0.path", "model.path"])
+@each("path", ["x" * 300, "/" + "y/" * 3000, "~nobody_of_that_name/x", "/proc/1/root/x"])
+@each("key", ["data.train.0.path", "model.path"])
 def test_paths_that_cannot_be_looked_up_are_refused_or_left_to_the_hub(key: str, path: str) -> None:
     source = {"path": "file.jsonl"} if key.startswith("data") else {"task": "signed_sum"}
     given = {"model": {"path": "m"}, "data": {"train": [source]}}
@@ -136,7 +137,7 @@ def test_paths_that_cannot_be_looked_up_are_refused_or_left_to_the_hub(key: str,
             recipe_from_dict(given, [f"{key}={path}"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "said"),
     [
         ("", "expected key=value"),

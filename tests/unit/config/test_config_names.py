@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 
 from dapo.config import recipe_from_dict
 from dapo.errors import RecipeError
@@ -39,7 +40,7 @@ def recipe(*, train: dict | None = None, held_out: dict | None = None, reward: s
     }
 
 
-@pytest.mark.parametrize("name", BAD)
+@each("name", BAD)
 def test_names_that_are_no_part_of_a_key_are_refused(name: str) -> None:
     for key, given in (
         ("rewards.1.name", recipe(reward=name)),
@@ -76,7 +77,7 @@ def test_names_of_rewards_leave_the_other_metrics_alone() -> None:
             recipe_from_dict(recipe(reward=name))
 
 
-@pytest.mark.parametrize("name", GOOD)
+@each("name", GOOD)
 def test_every_other_name_has_glossary_lines(name: str) -> None:
     assert name_problem(name) is None
     for key in (f"reward/{name}", f"reward/{name}_kept", f"validation/{name}/accuracy", f"validation/{name}/pass@4"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from each import each
 
 from dapo.config import recipe_from_dict
 from dapo.config.checks import correction_kind, penalty_interval, ratio_against
@@ -150,7 +151,7 @@ TABLE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "by_preset"), TABLE.items(), ids=TABLE.keys())
+@each(("path", "by_preset"), TABLE.items())
 def test_presets_are_as_the_table_says(path: str, by_preset: dict[str, Any]) -> None:
     for name, expected in by_preset.items():
         value: Any = preset(name)
@@ -177,7 +178,7 @@ def test_the_default_cache_is_a_fifth_of_the_response_limit() -> None:
     assert penalty_interval(recipe_from_dict(given).recipe) == (1000, 200)
 
 
-@pytest.mark.parametrize(
+@each(
     ("engine", "dtype", "sampler"),
     [
         ("embedded", "float32", True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from each import each
 
 from dapo.config import recipe_from_dict
 from dapo.config.mixed import mixed_by_spread, mixed_said
@@ -32,7 +33,7 @@ def test_credentials_in_an_address_are_refused_with_the_next_move(address: str) 
     assert "password@" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("reward", "key"),
     [
         ({"kind": "exact", "memory_mib": 100}, "rewards.0.memory_mib"),
@@ -62,7 +63,7 @@ def test_a_setting_that_is_missing_or_read_by_nobody_is_refused(reward: dict[str
         recipe(reward)
 
 
-@pytest.mark.parametrize(
+@each(
     ("sandbox", "key"),
     [
         ({"kind": "http"}, "sandbox.url"),
@@ -111,7 +112,7 @@ def test_time_limits_are_those_of_the_kind() -> None:
     assert [recipe(each).rewards[0].seconds for each in rewards] == [5.0, 60.0, 10.0, 1.5]
 
 
-@pytest.mark.parametrize(
+@each(
     ("reward", "sampling", "spread"),
     [
         ({"kind": "exact"}, {}, False),

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from each import each
 
 from dapo.config.check_data import source_name
 from dapo.config.peers import PEER_KEYS, peer_entry
@@ -91,7 +92,7 @@ SEED_KEYS = [
 ]
 
 
-@pytest.mark.parametrize("key", SEED_KEYS)
+@each("key", SEED_KEYS)
 def test_every_key_of_the_peers_pages_has_its_row(key: str) -> None:
     assert re.search(rf"[`.\s]{re.escape(key)}[`.:\s]", (DOCS / "peers.md").read_text()), key
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 
 from dapo.config import load_recipe, recipe_from_dict
 from dapo.config.peers import PEER_KEYS, peer_hint
@@ -30,7 +31,7 @@ def test_the_base_of_these_tests_is_good() -> None:
     assert recipe_from_dict(SMALL).warnings == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "expected"),
     [
         # unknown keys: the nearest right name
@@ -297,7 +298,7 @@ def test_missing_files_name_the_nearest(tmp_path: Path, monkeypatch: pytest.Monk
 # ---------------------------------------------------------------------------- peers
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "ours"),
     [
         ("grpo.ratio_clip_min", "algorithm.clip.low"),
@@ -373,7 +374,7 @@ def test_our_own_keys_are_no_peers() -> None:
     assert recipe_from_dict(SMALL, ["algorithm.overlong_filtering=true", "learner.max_grad_norm=0.5"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "part"),
     [
         (["algorithm.dynamic_sampling.cap.groups=null"], "no cap"),
@@ -414,7 +415,7 @@ def test_unusual_settings_are_allowed_with_a_warning(overrides: list[str], part:
     assert part in warning
 
 
-@pytest.mark.parametrize(
+@each(
     "overrides",
     [
         ["algorithm.correction.kind=mask_sequence", "algorithm.correction.floor=0.99", "algorithm.correction.cap=1.01"],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def recipe(*rewards: dict[str, Any], overrides: tuple[str, ...] = ()) -> LoadedR
     return recipe_from_dict({"model": {"path": "m"}, "data": data, "rewards": list(rewards)}, overrides)
 
 
-@pytest.mark.parametrize(
+@each(
     ("rewards", "fits"),
     [
         ([{}, CONCISE | {"weight": 0.5}], "source_max=1.5"),
@@ -56,7 +57,7 @@ def test_a_sum_that_is_certain_to_leave_the_interval_is_refused_with_one_that_fi
     assert not [w for w in mended.warnings if "clamps" in w]
 
 
-@pytest.mark.parametrize(
+@each(
     "rewards",
     [
         [{}],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from ruamel.yaml import YAML
 
 from dapo.config import load_recipe
@@ -87,7 +88,7 @@ def test_a_resume_says_what_has_to_be_given_again(tmp_path: Path) -> None:
     assert load_recipe(tmp_path / RESOLVED, of_a_run=True).recipe.run.dir == "runs"  # readers need no secret
 
 
-@pytest.mark.parametrize(
+@each(
     "key",
     [
         "token",
@@ -115,7 +116,7 @@ def test_names_of_secrets(key: str) -> None:
     assert TOKEN not in redact_override(f"rollout.vllm.engine_args={{x: 1, {key}: {TOKEN}}}")
 
 
-@pytest.mark.parametrize(
+@each(
     "key",
     [
         "max_num_batched_tokens",
@@ -151,7 +152,7 @@ def test_tokens_of_a_vocabulary_are_no_secrets(name: str) -> None:
     assert redact(kept) == kept
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     ["~/.ssh/id", "./gcp.json", "/home/me/gcp.json", "true", "none", "<|end|>", "</s>", ""],
 )
@@ -226,7 +227,7 @@ def test_settings_of_ours_are_never_hidden_by_their_name() -> None:
     assert not [path for path in settings() if redact("text", path) != "text"]
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "http://user:s3cr3t-x@host:80",
@@ -255,7 +256,7 @@ def test_texts_that_hold_one(text: str) -> None:
     assert HIDDEN in redact(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         *(
@@ -305,14 +306,14 @@ SHOWN_LINES = {  # what a line of shell is, and what is left of it
 }
 
 
-@pytest.mark.parametrize("line", SHOWN_LINES)
-@pytest.mark.parametrize("key", ["slurm.setup.0", "slurm.container", "slurm.options.export"])
+@each("line", SHOWN_LINES)
+@each("key", ["slurm.setup.0", "slurm.container", "slurm.options.export"])
 def test_lines_of_shell_are_shown_without_their_secrets(line: str, key: str) -> None:
     assert redact(line, key) == SHOWN_LINES[line].replace("?", HIDDEN)
     assert SECRET not in redact_override(f"{key}={line}")
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "export HF_TOKEN=$(cat ~/.token) TOKENIZERS_PARALLELISM=0 PAD_TOKEN='</s>' MAX_TOKENS=512",

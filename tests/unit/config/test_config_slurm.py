@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each import each
 
 from dapo.config.check_slurm import time_limit
 from dapo.config.load import recipe_from_dict
@@ -14,7 +15,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [
         ("90", 90 * 60),
@@ -32,7 +33,7 @@ def test_times_are_read_as_sbatch_reads_them(text, seconds):
     assert time_limit(text) == seconds
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "said"),
     [
         ("slurm.options.time=1h", "D-HH:MM:SS"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, Optional
 
 import pytest
+from each import each
 
 from dapo.environments.formats import FORMATS, detect, read_calls
 from dapo.environments.tools import Tool, ToolError
@@ -36,7 +37,7 @@ def test_several_calls_of_one_turn_are_read_in_order():
     assert [call.name for call in read_calls(FORMATS["python"], "[a(), b(x='1')]", 0)[0]] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "problem"),
     [
         ("hermes", "<tool_call>{}", "without its </tool_call>"),
@@ -57,7 +58,7 @@ def test_a_broken_call_is_a_problem_in_words(name, text, problem):
     assert problem in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("rendered", "name"),
     [
         ('<tool_call>\n{"name": "probe_call", "arguments": {"probe_argument": 1}}\n</tool_call>', "hermes"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from each import each
 
 from dapo.config.schema import Data, TrainSource
 from dapo.data.formats import RawProblem
@@ -38,9 +39,9 @@ def data(name: str, thinking: bool = False, **more) -> Data:
     return Data(train=sources, chat_template_kwargs=kwargs, thinking={"enabled": bool(thinking)}, **more)
 
 
-@pytest.mark.parametrize("thinking", [0, 1])
-@pytest.mark.parametrize("role", ["user", "tool"])
-@pytest.mark.parametrize("name", SPECIAL)
+@each("thinking", [0, 1])
+@each("role", ["user", "tool"])
+@each("name", SPECIAL)
 def test_a_template_is_appended_to_or_refused(name, role, thinking):
     coder = tokenizer(name)
     speech = make_speech(data(name, thinking), coder, chat=True)
@@ -66,7 +67,7 @@ def test_a_template_is_appended_to_or_refused(name, role, thinking):
     assert coder.decode(open_turn) == expected  # a stop string ended it: the end of the turn comes with the reply
 
 
-@pytest.mark.parametrize("name", SPECIAL)
+@each("name", SPECIAL)
 def test_what_is_said_first_follows_the_problem_as_in_one_conversation(name):
     """The prompt asks for nothing yet, so no empty turn of the model stands before the environment's first words."""
     coder, own = tokenizer(name), data(name)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from each import each
 
 from dapo.errors import RecipeError
 from dapo.importing import files, yaml_source
@@ -48,7 +49,7 @@ def test_references_are_resolved_once_each(monkeypatch) -> None:
     assert any("characters" in entry.reason for entry in found)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("grpo: {a: '${grpo.b}', b: '${grpo.c}', c: '${grpo.a}'}", "names itself"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from each import each
 
 from dapo.cli.main import main
 from dapo.config.load import recipe_from_dict
@@ -17,8 +18,8 @@ NEMO = "uv run examples/run_grpo_math.py --config examples/configs/recipes/llm/d
 AREAL = "python3 -m areal.launcher.local examples/math/gsm8k_rl.py --config examples/experimental/dapo/gsm8k_dapo.yaml "
 
 
-@pytest.mark.parametrize("system", [None, "nemo-rl", "verl"])
-@pytest.mark.parametrize(
+@each("system", [None, "nemo-rl", "verl"])
+@each(
     ("command", "missing", "ours"),
     [
         (NEMO, "examples/configs/recipes/llm/dapo-qwen2.5-7b.yaml", "dapo_qwen2.5_7b_8gpu"),
@@ -105,8 +106,8 @@ def test_a_file_that_another_command_is_given_does_not_matter() -> None:
         import_text("python train.py sizes.yaml", "a.sh")
 
 
-@pytest.mark.parametrize("system", [None, "verl"])
-@pytest.mark.parametrize(
+@each("system", [None, "verl"])
+@each(
     ("script", "said"),
     [
         ("sbatch", "holds no settings at all"),

@@ -10,7 +10,7 @@ NeMo RL's guide of LoRA.
 
 from __future__ import annotations
 
-import pytest
+from each import each
 
 from dapo.config.explain import explain
 from dapo.config.settings import settings
@@ -19,7 +19,7 @@ from dapo.importing.reading import RecipeLine
 from tests.unit.importing import defaults_for_tests as facts
 
 
-@pytest.mark.parametrize(("system", "ours"), [(s, key) for s, lines in facts.DEFAULTS.items() for key in lines])
+@each(("system", "ours"), [(s, key) for s, lines in facts.DEFAULTS.items() for key in lines])
 def test_what_is_not_said_is_as_it_is_there(system: str, ours: str) -> None:
     text, name = facts.NOTHING_SAID[system]
     made = import_text(text, name, system=system)
@@ -69,7 +69,7 @@ def test_explain_knows_keys_that_need_no_place_here() -> None:
     assert "docs/engines.md" in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("optimizer", "ours"),
     [
         ("adamw_8bit", "adamw_8bit"),
@@ -78,7 +78,7 @@ def test_explain_knows_keys_that_need_no_place_here() -> None:
         ("lion_8bit", None),
     ],
 )
-@pytest.mark.parametrize("system", ["trl", "ms-swift"])
+@each("system", ["trl", "ms-swift"])
 def test_moments_in_8_bits_stay_so(system: str, optimizer: str, ours: str | None) -> None:
     text, name = facts.NOTHING_SAID[system]
     made = import_text(f"{text} --optim {optimizer}", name, system=system).reading

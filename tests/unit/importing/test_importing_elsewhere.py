@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from each import each
 
 from dapo.cli.main import main
 from dapo.importing.convert import import_text
@@ -26,7 +27,7 @@ def first_line(system: str, more: dict) -> str:
     return import_text(json.dumps(settings), "a.json", system).text.splitlines()[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "more", "key"),
     [
         ("nemo-rl", {"grpo": {"max_rollout_turns": 5}}, "grpo.max_rollout_turns = 5"),
@@ -59,7 +60,7 @@ def test_turns_and_tools_are_the_first_line(system: str, more: dict, key: str) -
     assert key in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "more"),
     [
         ("nemo-rl", {"grpo": {"max_rollout_turns": 1}, "env": {"math": {"num_workers": 8}}}),
@@ -76,7 +77,7 @@ def test_one_turn_without_tools_begins_as_ever(system: str, more: dict) -> None:
     assert first_line(system, more).startswith("# Made by")
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "more", "lines"),
     [
         ("nemo-rl", {"grpo": {"max_rollout_turns": 5}}, ['kind: "my_environment:FILL_IN"', "max_turns: 5"]),
@@ -131,7 +132,7 @@ def test_the_command_says_it_first_and_splits_the_report(tmp_path: Path, monkeyp
     assert "val_before_train" in idle
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "computed"),
     [
         ({"actor_rollout_ref": {"actor": {"optim": {"lr": "abc"}}}}, True),

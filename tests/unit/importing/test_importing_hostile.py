@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from each import each
 
 from dapo.cli.main import main
 from dapo.errors import RecipeError
@@ -67,7 +68,7 @@ def test_unknown_keys_are_listed() -> None:
     assert "expects a number" in found["actor_rollout_ref.actor.optim.lr = abc"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "said"),
     [
         ("epsilon_high: 0.28\nnum_generations: 8", "a.yaml", "TRL's or ms-swift's"),

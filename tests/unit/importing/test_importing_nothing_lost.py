@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from each import each
 
 from dapo.importing import convert
 from dapo.importing.convert import import_text
@@ -50,7 +51,7 @@ def test_each_key_that_is_looked_for_stands_in_the_recipe(system: str, monkeypat
     assert lost == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "settings", "lines"),
     [
         ("trl", {"report_to": ["trackio", "mlflow"]}, {"logging.trackers": ["mlflow", "trackio"]}),

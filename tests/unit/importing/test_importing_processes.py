@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from each import each
 
 from dapo.importing.convert import import_text
 
@@ -25,7 +26,7 @@ def lines_of(system: str, settings: dict, devices: int | None = None) -> dict:
     return {key: line.value for key, line in made.reading.lines.items() if key in KEYS}
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "settings", "lines"),
     [
         (  # eight machines of eight GPUs; engines of four; rows over four ranks; two copies of the model over 32 each

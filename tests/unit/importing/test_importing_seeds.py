@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each import each
 
 from dapo.config.explain import explain
 from dapo.errors import RecipeError
@@ -84,7 +85,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", IMPORTED)
+@each("case", IMPORTED)
 def test_a_block_or_command_of_a_page_is_imported(case: str) -> None:
     text, name, expected = IMPORTED[case]
     made = import_text(text, name, None if "SkyRL" not in case else "skyrl")

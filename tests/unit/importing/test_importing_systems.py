@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from each import each
 from ruamel.yaml import YAML
 
 from dapo.config import load_recipe
@@ -203,7 +204,7 @@ def test_megatron_has_an_optimiser_of_its_own_in_nemo_rl(style: str, expected: t
     assert plain.reading.lines["learner.learning_rate"].value == 5e-6
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "expected"),
     [
         (
@@ -285,7 +286,7 @@ def test_the_arithmetic_of_a_public_configuration(case: str, tmp_path) -> None:
     assert arithmetic(recipe) == expected
 
 
-@pytest.mark.parametrize("case", [*CASES, *FURTHER])
+@each("case", [*CASES, *FURTHER])
 def test_every_line_says_where_it_came_from_and_no_key_is_lost(case: str) -> None:
     name, text, _ = (CASES | FURTHER)[case]
     made = import_text(text, name)
@@ -449,7 +450,7 @@ def test_a_dropout_that_another_trainer_has_unless_told_is_said() -> None:
         assert not any("is 0.05" in said for said in import_text(f"{text} --lora_dropout 0", "a.sh").reading.said)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "expected"),
     [  # k1 is log sampler - log learner, so that the bounds of our ratio, learner over sampler, are 1/up and 1/low
         (

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from each import each
 
 from dapo.cli.main import main
 from dapo.errors import RecipeError
@@ -42,7 +43,7 @@ def test_a_program_after_a_launchers_flag_is_no_value(start: str) -> None:
     assert (lines["rollout.group_size"], lines["model.path"]) == (4, "M")
 
 
-@pytest.mark.parametrize(
+@each(
     "branch",
     [
         'case "$D" in\n  gpu) ;;\n  npu)\n    A+=(\n      {more}\n    )\n    ;;\nesac\n',
@@ -114,7 +115,7 @@ def test_a_system_prompt_that_is_a_file(tmp_path: Path) -> None:
     assert lines_of(SWIFT + "--system p.txt", folder=tmp_path)["data.system_prompt"] == "Think first."
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "said"),
     [
         ("sft: {max_num_steps: 3}\npolicy: {model_name: M}", "a.yaml", "dapo sft"),
@@ -329,8 +330,8 @@ def test_what_a_script_opens_and_never_ends_is_refused(end: str) -> None:
         import_text(f"{VERL} {N}=4\n{end}\n", "a.sh")
 
 
-@pytest.mark.parametrize("value", ["$WORLD_SIZE", "<num_nodes>", "$(nproc)"])
-@pytest.mark.parametrize("name", ["NNODES", "NPROC_PER_NODE"])
+@each("value", ["$WORLD_SIZE", "<num_nodes>", "$(nproc)"])
+@each("name", ["NNODES", "NPROC_PER_NODE"])
 def test_processes_that_a_script_does_not_say_are_to_fill_in(name: str, value: str) -> None:
     script = f"export NPROC_PER_NODE=8\nexport {name}={value}\n{SWIFT} --num_generations 8"
     made = import_text(script, "a.sh")

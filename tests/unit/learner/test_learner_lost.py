@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from each import each
 from inline_transport import InlineTransport
 from learner_here import learner_apart
 from learner_rows import make_rows
@@ -185,7 +186,7 @@ def test_parts_of_all_ranks_are_a_set_and_a_skipped_one_is_named(tmp_path):
     assert read_shapes(tmp_path / "set") == {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "named"),
     [
         ({"learner": {"ranks": 4, "replicas": 3}}, "learner.replicas"),

@@ -6,11 +6,13 @@ from scripted import ScriptedScorer, make_algorithm, make_collector
 from test_loop_parts import make_group, shaped
 
 from dapo.errors import RewardError
-from dapo.loop.sampling.account import wasted_seconds
+from dapo.loop.sampling.account import response_metrics, wasted_seconds
 from dapo.loop.sampling.texts import Texts
+from dapo.loop.sampling.turn_rows import present
 from dapo.metrics.phases import Phases
 from dapo.observe.tokens import select_for_tokens
-from dapo.types.enums import Disposition
+from dapo.types.batch import MODEL, Partial, Score, Turn
+from dapo.types.enums import Disposition, Verdict
 
 
 def test_rows_of_traced_groups_are_traced_and_know_their_sample():
@@ -106,3 +108,35 @@ def test_lists_of_finished_groups_choose_the_same_before_and_after_advantages():
     shaped(algorithm, groups)
     assert [g.id for g in select_for_tokens(groups, 2)] == before == [1, 5, 4]
     assert np.isfinite(groups[1].advantages_G).all()
+
+
+def test_rewards_of_all_finished_groups_and_of_the_kept_ones_by_hand():
+    """An unscored response counts in none; the weighted sum is no reward by name."""
+    kept, rejected = make_group(1, [2, 3], [0.0, 0.0]), make_group(2, [4, 1, 2], [0.0, 0.0, None])
+    kept.verdict, rejected.verdict = Verdict.KEPT, Verdict.ALL_WRONG
+    kept.scores_G = [Score({"accuracy": 1.0, "tidy": 0.5}, 2.0), Score({"accuracy": 0.0}, 1.0)]
+    rejected.scores_G[:2] = [Score({"accuracy": 0.0}, -1.0)] * 2
+    found = response_metrics([kept, rejected])
+    expected = {
+        "reward/raw": (2.0 + 1.0 - 1.0 - 1.0) / 4,
+        "reward/raw_kept": 1.5,
+        "reward/accuracy": 0.25,
+        "reward/accuracy_kept": 0.5,
+        "reward/tidy": 0.5,
+        "reward/tidy_kept": 0.5,
+        "response/length_mean": 12 / 5,
+    }
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_a_row_that_begins_later_in_its_episode_has_the_turns_from_there_on():
+    turns = (Turn(0, 2, MODEL, "a"), Turn(2, 3, "tool", "b"), Turn(3, 5, MODEL, "c"), Turn(5, 6, "tool", "d"))
+    generated = np.array([True, True, False, True, True, False])
+    numbers = np.arange(6, dtype=np.float32)
+    whole = Partial(np.arange(6), numbers, np.arange(6), generated, extra={"own": numbers}, turns=turns)
+    row = present(whole, 3)
+    assert [(turn.first, turn.stop, turn.text) for turn in row.turns] == [(0, 2, "c"), (2, 3, "d")]
+    for values in (row.token_ids, row.logprobs, row.versions, row.extra["own"]):
+        assert values.tolist() == [3, 4, 5]
+    assert row.generated.tolist() == [True, True, False]
+    assert present(whole, 6) is None

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from each import each
 
 from dapo.models import packed_attention
 from dapo.models.packed_attention import CALL_COST, PLAIN_KEYS, PackedContext, Segment, plan_buckets
@@ -38,10 +39,8 @@ def written_out(q, k, v, scaling, window=None, softcap=None):
     return (scores.masked_fill(~visible, float("-inf")).softmax(-1) @ v).transpose(1, 2)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"sliding_window": 4}, {"softcap": 3.0}, {"sliding_window": 3, "softcap": 2.0}]
-)
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@each("options", [{}, {"sliding_window": 4}, {"softcap": 3.0}, {"sliding_window": 3, "softcap": 2.0}])
+@each("kv_heads", [4, 2, 1])
 def test_output_and_gradients_equal_attention_written_out(kv_heads, options):
     generator = torch.Generator().manual_seed(0)
     inputs = [

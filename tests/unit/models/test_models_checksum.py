@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from each import each
 
 from dapo.models import checksum as module
 from dapo.models.checksum import checksum, once_each, same_bits, together
@@ -33,8 +34,8 @@ def test_chunks_layouts_and_rounding_do_not_matter(dtype, monkeypatch):
     assert -(2**63) <= whole < 2**63
 
 
-@pytest.mark.parametrize("count", [1, 511, 512, 513, 2**15, 2**15 + 517])
-@pytest.mark.parametrize("first", [0, 5])
+@each("count", [1, 511, 512, 513, 2**15, 2**15 + 517])
+@each("first", [0, 5])
 def test_it_is_the_sum_of_bits_times_odd_numbers(count, first):
     """As the docstring says, with numbers that do not wrap."""
     x = torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(count))

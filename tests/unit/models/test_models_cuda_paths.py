@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from each import each
 from torch._subclasses import FakeTensorMode
 from torch.nn.attention import varlen
 
@@ -212,7 +213,7 @@ def test_a_head_with_a_bias_keeps_it(tmp_path):
         assert relative(one, other.double()) < 3e-3
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "packed", "config", "said"),
     [
         (torch.bfloat16, True, {}, None),

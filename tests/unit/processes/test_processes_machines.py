@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each import each
 
 from dapo.errors import ClusterError
 from dapo.processes.placement import Node, await_machines, missing
@@ -10,7 +11,7 @@ from dapo.processes.placement import Node, await_machines, missing
 BIG, SMALL = Node("big", 64.0, 8.0), Node("small", 8.0, 0.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("nodes", "wanted", "gpus", "said"),
     [
         ([BIG], None, None, ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise, product
 
 import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,8 +83,8 @@ def test_environments_have_bundles_of_their_own_without_a_device(colocate):
     assert dict(plan.places) == {**without.places, names[0]: Place(count, 2.0, 0), names[1]: Place(count + 1, 2.0, 0)}
 
 
-@pytest.mark.parametrize("colocate", [True, False])
-@pytest.mark.parametrize(("ranks", "engines"), [(0, 1), (2, 0), (3, 3), (1, 4), (4, 1)])
+@each("colocate", [True, False])
+@each(("ranks", "engines"), [(0, 1), (2, 0), (3, 3), (1, 4), (4, 1)])
 def test_no_bundle_is_given_out_twice(ranks, engines, colocate):
     plan = plan_places(
         [f"r{n}" for n in range(ranks)], [f"e{n}" for n in range(engines)], cpus=3.0, rank_gpus=1, engine_gpus=1,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
@@ -195,7 +196,7 @@ def test_an_endless_program_is_wrong_and_keeps_what_had_passed(judges: dict[str,
     assert verdict.late
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "program"),
     [
         ("def f(): pass", "def f(): pass"),
@@ -210,7 +211,7 @@ def test_the_program_is_the_last_block(text: str, program: str) -> None:
     assert find_program(text) == program
 
 
-@pytest.mark.parametrize("tests", [None, [], 3, "", [1], [{"stdin": "x"}], ["assert 1", {"stdin": "", "stdout": ""}]])
+@each("tests", [None, [], 3, "", [1], [{"stdin": "x"}], ["assert 1", {"stdin": "", "stdout": ""}]])
 def test_a_record_without_tests_has_no_verdict(tests: Any) -> None:
     if tests == "":
         assert read_tests(prompt(tests=tests), "tests") == [""]

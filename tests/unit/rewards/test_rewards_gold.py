@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from each import each
 
 from dapo.config.schema import DataSource
 from dapo.data import load_problems
@@ -67,7 +68,7 @@ def _imports() -> None:
     warm_up()
 
 
-@pytest.mark.parametrize("name", SETS)
+@each("name", SETS)
 def test_every_gold_answer_scores_one(name: str) -> None:
     forms = (*RESPONSES, HASHES) if name.startswith("gsm8k") else RESPONSES
     failed = [(a, form) for a in gold_answers(name) for form in forms if accuracy(form.format(a), a) != 1.0]
@@ -89,7 +90,7 @@ def check_shuffled(answers: list[str], seed: int) -> None:
     assert not right, f"{len(right)} wrong answers score 1.0, for example {right[:5]}"
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if name != "math_train"])
+@each("name", [name for name in SETS if name != "math_train"])
 def test_shuffled_gold_answers_score_zero(name: str) -> None:
     check_shuffled(gold_answers(name), seed=1)
 
@@ -104,7 +105,7 @@ def test_shuffled_gold_answers_score_zero_on_all_of_math_train(seed: int) -> Non
     check_shuffled(gold_answers("math_train"), seed)
 
 
-@pytest.mark.parametrize("pair", sorted(SAME))
+@each("pair", sorted(SAME))
 def test_the_listed_pairs_are_one_answer(pair: tuple[str, str]) -> None:
     assert same_answer(*pair)
     assert same_answer(*reversed(pair))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from each import each
 from scoring import prompt, score_all
 
 from dapo.config.schema import Reward
@@ -13,7 +14,7 @@ from dapo.rewards.compose import build_scorer
 from dapo.rewards.last_number import judge, read_last_number, vote
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "number"),
     [
         ("48 + 24 = 72", "72"),
@@ -102,7 +103,7 @@ def test_equal_unless_a_tolerance_is_given() -> None:
         judge(Fraction(1), "yes", 0.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("gold", "number"),
     [
         ("72", "72"),
@@ -129,7 +130,7 @@ def test_a_gold_answer_is_one_number(gold: str, number: str) -> None:
     assert judge(Fraction(number) + 1, gold, 0.0) == 0.0
 
 
-@pytest.mark.parametrize(
+@each(
     "gold",
     [
         r"\frac{\pi}{2}",
@@ -160,9 +161,7 @@ def test_equal_numbers_vote_alike() -> None:
     assert vote(read_last_number("0.5")) == vote(read_last_number("1/2")) == "1/2"
 
 
-@pytest.mark.parametrize(
-    "piece", ["1,111", ",111", "1/1", "-", "9", "\\frac{", "1e", "$", " 1", "1_", "1 1/", "1 *10^"]
-)
+@each("piece", ["1,111", ",111", "1/1", "-", "9", "\\frac{", "1e", "$", " 1", "1_", "1 1/", "1 *10^"])
 def test_its_time_grows_in_proportion_to_the_text(piece: str) -> None:
     """The driver asks it: quadratic time would take minutes here, and meet the test's time limit."""
     read_last_number(piece * (1_000_000 // len(piece)))

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,17 +56,17 @@ def test_the_table_has_its_size() -> None:
     assert len(MARKS) > 40
 
 
-@pytest.mark.parametrize(("answer", "gold", "right"), PAIRS, ids=[f"{one} for {gold}" for one, gold, _ in PAIRS])
+@each(("answer", "gold", "right"), PAIRS)
 def test_pairs(answer: str, gold: str, right: bool) -> None:
     assert accuracy(f"So we get \\boxed{{{answer}}}.", gold) == float(right)
 
 
-@pytest.mark.parametrize(("text", "gold", "right"), MARKS, ids=[f"{text!r} for {gold}" for text, gold, _ in MARKS])
+@each(("text", "gold", "right"), MARKS)
 def test_marks(text: str, gold: str, right: bool) -> None:
     assert accuracy(text, gold) == float(right)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "answer"),
     [
         (r"\boxed{\frac{1}{\sqrt{2}}} is it", r"\frac{1}{\sqrt{2}}"),

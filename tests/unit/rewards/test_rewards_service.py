@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from each import each
 from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
@@ -230,7 +231,7 @@ def test_a_hanging_service_is_an_outage() -> None:
     assert len(service_.bodies) > 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "said"),
     [
         ({"scores": []}, "expected {scores"),
@@ -344,7 +345,7 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(monkeypatch: pytest.
     assert "a-secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("reply", "score"),
     [
         ("Score: 0.5", 0.5),

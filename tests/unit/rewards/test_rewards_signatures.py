@@ -7,6 +7,7 @@ from typing import Any
 
 import functions_for_tests as functions
 import pytest
+from each import each
 from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
@@ -33,7 +34,7 @@ def conversation(*messages: dict[str, str]) -> Prompt:
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "question"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "right", "wrong"),
     [
         ("awaited", {"accuracy": 1.0, "length": 2.0}, {"accuracy": 0.0, "length": 2.0}),
@@ -109,7 +110,7 @@ def test_our_own_form_by_its_usual_names(ours: Any) -> None:
     adapt(ours, "m:f", "accuracy")
 
 
-@pytest.mark.parametrize("other", [max, print, int, float, len, str.strip, dict, lambda *a, **k: 1.0, lambda **k: 1.0])
+@each("other", [max, print, int, float, len, str.strip, dict, lambda *a, **k: 1.0, lambda **k: 1.0])
 def test_what_names_no_parameters_is_refused_before_the_run(other: Any) -> None:
     """Called with a prompt and a completion, each would fail on every response, or return what is no score."""
     with pytest.raises(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-import pytest
+from each import each
 
 from dapo.config import schema
 from dapo.config.deployment import deployment_of
@@ -22,7 +22,7 @@ def placed(*overrides, **options):
     return deployment_of(recipe_from_dict(SMALL, list(overrides)).recipe, **options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "learner", "transport", "route", "model_here"),
     [
         ([], "here", "here", "shared", True),
@@ -80,7 +80,7 @@ def test_environments_are_actors_on_a_cluster_alone():
     assert found.lines()[-1] == "environments: 1 actor on the Ray cluster"
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "said"),
     [
         (["rollout.engines=3"], "3 engines in processes of this machine, turns of 64 decode steps, in lockstep"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from each import each
 from learner_rows import make_groups
 
 from dapo.algorithms.correction import OffPolicyMask
@@ -33,7 +34,7 @@ def rows_of(r, groups=None):
     return algorithm.rows(groups), groups
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_every_preset_makes_its_objective_and_passes_without_a_warning_of_its_own(name):
     several = {"learner": {"minibatch_prompts": 4}, "rollout": {"prompts_per_step": 8}} if name == "kl-cov" else {}
     loaded = recipe_from_dict({**BASE, "preset": name, "model": {"path": "m"}, **several})

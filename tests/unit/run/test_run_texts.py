@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from each import each
 from tokenizer_families import family
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -81,7 +82,7 @@ def test_the_text_that_ends_a_thinking_has_no_blank_of_the_tokenizers_in_front()
     assert words.convert_ids_to_tokens(ids) == ["So", "</think>"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "rollout", "rewards", "said"),
     [
         ({"thinking": {"budget": 8}}, {}, None, r"data\.thinking\.budget.*needs data\.thinking\.enabled"),

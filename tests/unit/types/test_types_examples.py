@@ -6,6 +6,7 @@ import inspect
 import re
 
 import pytest
+from each import each
 
 MODULES = ["batch", "enums", "evaluation", "events", "evidence", "extra", "model", "protocols", "seeds"]
 
@@ -23,7 +24,7 @@ def test_examples_run(name):
     assert found.attempted or name in ("enums", "extra", "model", "seeds")
 
 
-@pytest.mark.parametrize("name", ["batch", "evaluation", "events", "evidence", "model", "protocols"])
+@each("name", ["batch", "evaluation", "events", "evidence", "model", "protocols"])
 def test_each_noun_has_an_example(name):
     plain = {"Columns", "HasTokens", "Cause", "Done", "Mapped"}  # a mapping, a view, codes, wrappers
     lacking = [c.__name__ for c in classes_of(name) if not re.search(r">>>|Example|::\n", inspect.getdoc(c) or "")]

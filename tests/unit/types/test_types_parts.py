@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from each import each
 from episode_rows import as_episode, by_turns
 from learner_rows import make_algorithm, rows_of
 
@@ -45,7 +46,7 @@ def golden_groups():
     return groups
 
 
-@pytest.mark.parametrize("reduction", GOLDEN)
+@each("reduction", GOLDEN)
 def test_the_parts_of_an_episode_sum_to_the_golden_numbers(reduction):
     """L of row r, token t is 0.1 (4 r + t + 1): the ids tell which token a part holds."""
     rows = rows_of(

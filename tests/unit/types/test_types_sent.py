@@ -6,7 +6,7 @@ import pickle
 from dataclasses import fields
 
 import numpy as np
-import pytest
+from each import each
 
 from dapo.rollout.host import TurnResult
 from dapo.types.batch import Completion, Key, Partial, Row, SampleEvent, SampleRequest, SamplingParams
@@ -20,10 +20,9 @@ COMPLETION = Completion(*MADE, FinishReason.STOP, "7", answer="7", thinking=1, c
 ROW = Row(1, 2, MADE[0], MADE[0], np.array([True, False]), *MADE[1:], 0.5, -1.0, traced=True, part=3)
 
 
-@pytest.mark.parametrize(
+@each(
     "sent",
     [PARTIAL, EVENT, REQUEST, COMPLETION, ROW, TurnResult([EVENT], 4, {"slot_steps": 1.0}, 0.5)],
-    ids=lambda sent: type(sent).__name__,
 )
 def test_every_field_arrives(sent):
     found = pickle.loads(pickle.dumps(sent, protocol=pickle.HIGHEST_PROTOCOL))
