@@ -48,6 +48,7 @@ class Needs:
     evaluation: float | None = None  # seconds of one evaluation
     steps: int | None = None  # of a supervised run; None: trainer.steps
     overlaps: bool = False  # engines generate while the learner works
+    full: int = 0  # bytes of ``memory`` that are taken only if all responses reach their limit at once
 
     @property
     def fits(self) -> bool:
@@ -113,8 +114,11 @@ def needs_here(recipe: Recipe, facts: ModelFacts, prompts: Prompts, steps: int |
         needed = int(needed_memory(estimate_memory(given, facts, prompts.longest)))
         return Needs("cuda", needed, torch.cuda.get_device_properties(0).total_memory)
     here, found = on_cpu(given), deployment_of(given)
-    held = on_processor(here, estimate_memory(here, facts, prompts.longest))
-    needs = Needs("cpu", held, memory_size(), steps=steps, overlaps=found.overlaps)
+    memory = estimate_memory(here, facts, prompts.longest)
+    held = on_processor(here, memory)
+    without = replace(memory, cache=0, held=max(0, memory.held - memory.cache))
+    full = held - on_processor(here, without)
+    needs = Needs("cpu", held, memory_size(), steps=steps, overlaps=found.overlaps, full=full)
     if facts.parameters < WORTH_MEASURING:
         return needs
     computing = _speed(here, facts, 128) * min(core_count(), here.run.threads * found.ranks)
@@ -155,11 +159,16 @@ def judge(recipe: Recipe, needs: Needs) -> Fit:
             f"learner.ranks is {found.ranks}, and an optimizer step has {counted(_rows(recipe), 'response')}: the "
             f"other ranks would never have one. Set learner.ranks to at most {rows}"
         )
-    if not needs.fits:
+    if needs.has is not None and needs.memory - needs.full <= needs.has < needs.memory:
+        fit.grave.append(
+            f"it takes up to {used} of {place} if all responses of a step reach their limit, and this machine has "
+            f"{has}: a lower rollout.slots lets fewer decode at once"
+        )
+    elif not needs.fits:
         here = "this machine" if needs.device == "cuda" else "this machine, without a GPU,"
         fit.refusals.append(f"it takes about {used} of {place}, and {here} has {has}: {_smaller(recipe, needs)}")
         return fit
-    if needs.has is not None and needs.memory > NEAR * needs.has:
+    elif needs.has is not None and needs.memory > NEAR * needs.has:
         fit.doubts.append(f"it takes about {used} of {has} of {place}, by an estimate: {_smaller(recipe, needs)}")
     if needs.device == "cpu":
         fit.grave += _crowded(recipe, found)

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dapo.cli.init_form import SMALL, Form, form_of, formulas, reward_of
+from dapo.cli.init_form import SMALL, Form, form_of, formulas, reward_of, with_room
 from dapo.config.files import parse_yaml
 from dapo.config.load import recipe_from_dict
 from dapo.config.problems import brief
@@ -94,6 +94,8 @@ def write_recipe(wanted: Wanted, out: Path, *, force: bool = False) -> list[str]
     form = Form(reward, tokens=_BUILTIN_TOKENS)
     if not wanted.builtin:
         form = form_of(data.problems, reward, small=small, chats=machine.chats, tokenizer=machine.tokenizer)
+        if machine.tokenizer is not None and machine.facts is not None and machine.facts.positions is not None:
+            form = with_room(form, machine.tokenizer, machine.facts.positions)
     text, taken = _sized(wanted, data, held_out, form, machine, out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

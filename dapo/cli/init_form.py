@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, product
 from typing import Any
@@ -100,6 +100,14 @@ def form_of(problems: Sequence[RawProblem], reward: str, *, small: bool, chats: 
     examples = tuple((one.problem, one.response if chats else f" {one.response}") for one in _shown(written))
     temperature = 1.0 if _usual_length(written) <= _LONG_PROBLEM else _COOLER
     return Form(reward, instruction, examples, None if chats else TEMPLATE, tokens, temperature)
+
+
+def with_room(form: Form, tokenizer: Any, positions: int) -> Form:
+    """Return the form with as many worked examples as a quarter of the model's positions holds."""
+    examples = form.examples
+    while examples and len(tokenizer("\n".join(map("\n".join, examples)))["input_ids"]) > positions // 4:
+        examples = examples[:-1]
+    return replace(form, examples=examples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ def test_a_file_that_is_not_there_is_refused_before_work(folder):
 
 
 def test_init_looks_into_the_file(folder):
-    done = dapo("init", "mine", "--model", "Tiny.gguf", "--data", "train.jsonl", cwd=folder)
+    own = ["--reward", "package.module:function"]  # without an instruction: this model has few positions
+    done = dapo("init", "mine", "--model", "Tiny.gguf", "--data", "train.jsonl", *own, cwd=folder)
     assert "0.1 million parameters" in done.stdout
     assert "path: Tiny.gguf" in (folder / "mine.yaml").read_text()

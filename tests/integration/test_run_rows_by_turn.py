@@ -146,8 +146,9 @@ def test_the_check_shows_the_rows_and_append_is_refused_with_this_move(tmp_path)
     assert "grow with the square of the turns" in said
     assert "3 rows (tokens of prompt + turn): " in said
     append = dapo("check", name, *SETTINGS, *stops, "environment.rows=append", "--verbose", cwd=tmp_path, expect=None)
-    assert "rewrites earlier turns" in append.stdout or "in another way" in append.stdout
-    assert "`environment.rows: turns`" in append.stdout
+    assert append.returncode == 2
+    assert "rewrites earlier turns" in append.stderr or "in another way" in append.stderr
+    assert "`environment.rows: turns`" in append.stderr
 
 
 @pytest.mark.whole

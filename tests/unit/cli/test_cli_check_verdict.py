@@ -59,6 +59,24 @@ def test_a_run_above_the_machines_memory_is_not_good(folder, capsys, monkeypatch
     assert "this machine, without a GPU, has 256.0 MiB: a lower learner.microbatch_tokens" in second
 
 
+def test_keys_and_values_of_responses_at_their_limit_are_no_refusal(folder, capsys, monkeypatch):
+    monkeypatch.setattr("dapo.cli.check_machine.memory_size", lambda: 2**40)
+    asked = [
+        "check",
+        "mine.yaml",
+        "rollout.prompts_per_step=4096",
+        "rollout.group_size=64",
+        "learner.minibatch_prompts=4",
+    ]
+    assert main(asked) == 0
+    assert "mine.yaml: good" in capsys.readouterr().out
+    monkeypatch.setattr("dapo.cli.check_machine.memory_size", lambda: 2 * 2**30)
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "mine.yaml: not good" in said
+    assert "rollout.slots" in said
+
+
 def test_a_run_near_the_machines_memory_is_doubted(folder, capsys, monkeypatch):
     monkeypatch.setattr("dapo.cli.check_machine.memory_size", lambda: 400 * 2**20)
     code, told, _ = check(capsys)
