@@ -160,6 +160,8 @@ def _moves(recipe: Recipe, looked: Looked, found: Measured) -> Iterator[str]:
         longest = max(len(group.prompt.token_ids) for group in found.groups)
         if reads is None or longest + 2 * limit <= reads:
             yield f"rollout.max_response_tokens={2 * limit} lets responses end that need more."
+    elif right == 0:
+        yield "Take easier problems or a larger model, or train on worked solutions first (`dapo sft`)."
 
 
 def _worked_example(groups: Sequence[Group], looked: Looked) -> str | None:

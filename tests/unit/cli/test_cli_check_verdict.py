@@ -289,6 +289,8 @@ def test_almost_nothing_right_is_not_good_where_the_run_takes_hours():
 
 
 def test_nothing_right_and_no_mixed_group_are_not_good():
-    assert tried([response(0)] * 4).grave[0].startswith("0% of the responses were right")
+    (said,) = tried([response(0)] * 4).grave
+    assert said.startswith("0% of the responses were right")
+    assert "dapo sft" in said
     (said,) = tried([response(1)] * 4).grave
     assert said.startswith("no group has right and wrong responses")
