@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -213,14 +211,14 @@ def _peak(session: Session[RewardParts]) -> int:
     """Return the most bytes that the run's processes held, or the GPU."""
     import torch
 
+    from dapo.observe.spans import peak_rss_mib
     from dapo.run.session import processes_of
 
     if session.loaded is not None and session.loaded.device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     listed = processes_of(session)
     others = [] if listed is None else [each for each in listed() if each.name != "driver"]
-    return own + sum(int((each.memory_mib or 0) * 2**20) for each in others)
+    return int(peak_rss_mib() * 2**20) + sum(int((each.memory_mib or 0) * 2**20) for each in others)
 
 
 def _generate(session: Session[RewardParts], count: int) -> list[Group]:

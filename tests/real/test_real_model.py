@@ -254,10 +254,11 @@ def test_an_adapter_is_trained_and_read_by_peft(folder, model):
 
 
 _MEASURE = """
-import resource, sys
+import sys
 from dapo.cli.main import main
+from dapo.observe.spans import peak_rss_mib
 code = main(sys.argv[1:])
-print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print("PEAK", int(peak_rss_mib() * 2**20))
 raise SystemExit(code)
 """
 _UNITS = {"MiB": 2**20, "GiB": 2**30}
