@@ -42,7 +42,7 @@ from dapo.learner.worker import Worker
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
-from dapo.models.precision import PRECISIONS, product_rates, product_seconds
+from dapo.models.precision import PRECISIONS, product_rate, product_seconds
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors
 from dapo.rollout.embedded import EmbeddedEngine
@@ -311,7 +311,7 @@ def main() -> None:
     refuse_changes(options.out)
     torch.set_num_threads(1)
     machine, rows = describe_machine(), []
-    rates = product_rates(SIZES["31M"].hidden, 2 * SIZES["31M"].ffn)
+    rates = {name: product_rate(name, SIZES["31M"].hidden, 2 * SIZES["31M"].ffn) for name in PRECISIONS}
     options.precisions = options.precisions or in_hardware(rates)
     with tempfile.TemporaryDirectory() as folder:
         for name in options.sizes:

@@ -118,9 +118,9 @@ def _sized(
     wanted: Wanted, data: _Data, held_out: _Data | None, form: Form, machine: _Machine, out: Path
 ) -> tuple[str, list[str]]:
     """Return the recipe in sizes that fit this machine, and lines that say what they take."""
+    from dapo.cli.check_machine import span
     from dapo.cli.check_memory import size_text
     from dapo.cli.init_sizes import candidates, choose_sizes, prompts_of
-    from dapo.observe.text import seconds_said
 
     write = partial(_text, wanted, data, held_out, form, machine)
     tried = list(candidates(machine.facts, cuda=machine.cuda, builtin=wanted.builtin, steps=wanted.steps))
@@ -137,7 +137,7 @@ def _sized(
     seconds = needs.seconds(draft(sizes))
     taken = f"estimated: {size_text(needs.memory)} of {'memory' if needs.has is None else size_text(needs.has)}"
     if seconds is not None and needs.step is not None:
-        taken += f", {seconds_said(needs.step)} a step, {seconds_said(seconds)} in all"
+        taken += f", {span(needs.step)} a step, {span(seconds)} in all"
     return write(sizes, longest), [taken]
 
 

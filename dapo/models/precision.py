@@ -1,7 +1,7 @@
 """Precision of matrix products: exact where something is compared, and how fast a processor is in each.
 
 Processors differ: with AMX a product of bfloat16 numbers takes a third of float32's time, and without instructions for
-them (AVX2) seven times as much. So :func:`product_rates` measures where the question is asked.
+them (AVX2) seven times as much. So :func:`product_rate` measures where the question is asked.
 """
 
 from __future__ import annotations
@@ -90,11 +90,6 @@ def product_rate(name: str, inner: int, outer: int, rows: int = 128) -> float:
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(threads)
-
-
-def product_rates(inner: int, outer: int, rows: int = 128) -> dict[str, float]:
-    """Measure operations per second by precision; arguments as for ``product_rate``."""
-    return {name: product_rate(name, inner, outer, rows) for name in PRECISIONS}
 
 
 def precision_of(dtype: str, matmul_precision: str) -> str:

@@ -61,7 +61,8 @@ def read_weights_of(name: str, model: Any, dtype: torch.dtype, *, trust_remote_c
     sources = _sources(model, aliases, sizes)
     if sources is None:
         log.warning("%s names its weights otherwise than its architecture: each rank reads all of them once", name)
-        whole = dict(whole_model(name, torch.float32, trust_remote_code).state_dict())
+        kept = torch.float32 if _in_float32(folder) else dtype
+        whole = dict(whole_model(name, kept, trust_remote_code).state_dict())
         for names, tensor in aliases:
             own_part(tensor).copy_(own_slice(whole[names[0]], tensor))
         _round_buffers(model, dtype)
@@ -91,25 +92,35 @@ def read_weights_of(name: str, model: Any, dtype: torch.dtype, *, trust_remote_c
     _round_buffers(model, dtype)
 
 
-def float32_weights(name: str, dtype: torch.dtype, *, trust_remote_code: bool) -> dict[str, Tensor]:
-    """Return the parameters of a model by name as its files hold them, if loading in ``dtype`` rounds them; else none.
+def float32_weights(name: str, model: Any, *, trust_remote_code: bool) -> dict[str, Tensor]:
+    """Return the low-precision parameters of a model by name whose files hold float32: as they are there.
 
     AdamW's float32 copies begin with them. Copies of rounded numbers would lie in the middle between two roundings, and
     many small steps would pass before any weight that computes moves.
 
+    Args:
+        name: folder or hub name that the model was loaded from.
+        model: transformers' model, whole.
+        trust_remote_code: run Python code that comes with the model.
+
     Raises:
         ModelError: they cannot be read.
     """
-    if dtype not in LOW:
+    rounded = {one for one, parameter in model.named_parameters() if parameter.dtype in LOW}
+    if not rounded or not (exact := _in_float32(folder := _local_folder(name))):
         return {}
-    with opened(sorted(_local_folder(name).glob("*.safetensors"))) as places:
-        exact = any(found[0].get_slice(one).get_dtype() in ("F32", "F64") for one, found in places.items())
-    if not exact:
-        return {}
-    return {
-        one: parameter.detach()
-        for one, parameter in whole_model(name, torch.float32, trust_remote_code).named_parameters()
-    }
+    if exact <= model.state_dict().keys():
+        with opened(sorted(folder.glob("*.safetensors"))) as places:
+            return {one: places[one][0].get_tensor(one).float() for one in sorted(exact & rounded)}
+    whole = whole_model(name, torch.float32, trust_remote_code)  # files name their weights otherwise
+    return {one: parameter.detach() for one, parameter in whole.named_parameters() if one in rounded}
+
+
+def _in_float32(folder: Path) -> set[str]:
+    """Return the names of the tensors in a folder's files that bfloat16 would round."""
+    with opened(sorted(folder.glob("*.safetensors"))) as places:
+        kinds = {one: found[0].get_slice(one).get_dtype() for one, found in places.items()}
+    return {one for one, kind in kinds.items() if kind in ("F32", "F64") and not is_constant(one)}
 
 
 def _sources(

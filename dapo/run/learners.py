@@ -177,7 +177,7 @@ def _worker(recipe: Recipe, loaded: LoadedModel, *, training: bool = True) -> Wo
             recipe.rollout.temperature,
             make_correction(recipe),
             recipe.algorithm.reference if training and needs_reference(recipe) else None,
-            starts=float32_weights(loaded.name, loaded.dtype, trust_remote_code=remote) if whole else None,
+            starts=float32_weights(loaded.name, loaded.model, trust_remote_code=remote) if whole else None,
         )
     )
 

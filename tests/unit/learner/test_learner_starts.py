@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from learner_rows import learn_step, make_rows
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from dapo.config.load import recipe_from_dict
@@ -56,13 +58,34 @@ def test_a_step_below_a_rounding_moves_weights_of_a_float32_file_and_none_of_a_b
     assert moved(rounded) == 0
 
 
-def test_the_numbers_are_those_of_the_files(folder, rounded) -> None:
+def numbers(folder: Path, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return float32_weights(str(folder), model, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""], ids=["names of the model", "names of its base"])
+def test_the_numbers_are_those_of_the_files(folder, tmp_path, prefix) -> None:
     plain = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
-    found = float32_weights(str(folder), torch.bfloat16, trust_remote_code=False)
+    shutil.copytree(folder, tmp_path / "m")
+    held = load_file(folder / "model.safetensors")
+    renamed = {prefix + name.removeprefix("model."): tensor for name, tensor in held.items()}
+    save_file(renamed, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    found = numbers(tmp_path / "m")
     assert found.keys() == plain.keys()
     assert all(torch.equal(found[name], plain[name]) for name in plain)
-    assert not float32_weights(str(folder), torch.float32, trust_remote_code=False)
-    assert not float32_weights(str(rounded), torch.bfloat16, trust_remote_code=False)
+
+
+def test_nothing_is_read_that_was_not_rounded(folder, rounded, tmp_path) -> None:
+    assert not numbers(folder, torch.float32)
+    assert not numbers(rounded)
+    shutil.copytree(rounded, tmp_path / "mixed")
+    held = load_file(rounded / "model.safetensors")
+    (norm,) = [name for name in held if name.endswith("model.norm.weight")]
+    held[norm] = torch.full_like(held[norm], 1.0 / 3.0, dtype=torch.float32)
+    save_file(held, tmp_path / "mixed" / "model.safetensors", metadata={"format": "pt"})
+    found = numbers(tmp_path / "mixed")
+    assert found.keys() == {norm}
+    assert torch.equal(found[norm], held[norm])
 
 
 def test_ranks_begin_at_the_numbers_of_the_files(folder) -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from dapo.models import precision
-from dapo.models.precision import PRECISIONS, product_rates, product_seconds
+from dapo.models.precision import PRECISIONS, product_rate, product_seconds
 
 
 def test_the_quickest_of_three_tries_counts(monkeypatch):
@@ -23,7 +23,7 @@ def test_measuring_leaves_threads_and_precision_as_they_were():
     threads = torch.get_num_threads()
     torch.set_float32_matmul_precision("high")
     try:
-        rates = product_rates(16, 32, rows=4)
+        rates = {name: product_rate(name, 16, 32, rows=4) for name in PRECISIONS}
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
