@@ -56,7 +56,12 @@ class RunData:
 
 
 def load_run(folder: RunFolder, step: int | None = None) -> RunData:
-    """Read the newest checkpoint's history (or that of ``step``), the prompts, the metrics and the recipe."""
+    """Read the newest checkpoint's history (or that of ``step``), the prompts, the metrics and the recipe.
+
+    Raises:
+        DataError: the run is supervised, or its prompts cannot be read.
+        CheckpointError: the checkpoint cannot be read.
+    """
     rows = [row for row in read_metrics(folder.metrics) if step is None or int(row["step"]) <= step]
     data = RunData(folder, rows)
     try:
@@ -65,6 +70,8 @@ def load_run(folder: RunFolder, step: int | None = None) -> RunData:
         data.recipe = Recipe.model_validate(given)  # no look at its files: they need not be here any more
     except (ValidationError, RecipeError, OSError, RecursionError, ValueError, TypeError):
         data.notes.append(f"{folder.resolved_recipe.name} is of another version: its settings are not known here.")
+    if data.recipe is not None and data.recipe.run.stage == "sft":
+        raise DataError(f"{folder.path} is a supervised run, which judges no groups; `dapo report` shows its losses")
     _load_history(data, step)
     status = read_status(folder.status) if step is None else None
     filling = read_filling(status.filling) if status is not None else None

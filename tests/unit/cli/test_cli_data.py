@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from run_folder_for_tests import make_history, make_prompts, make_run, row, step_row
 
 from dapo.cli.main import main
+from dapo.errors import DataError
 from dapo.observe.evaluations import write_evaluation
 from dapo.observe.rollouts import write_rollouts
 from dapo.observe.status import StatusWriter
@@ -57,6 +58,13 @@ def words(text: str, start: str) -> list[str]:
     """The words of the one line that starts with ``start``."""
     (line,) = [line for line in text.splitlines() if line.strip().startswith(start)]
     return line.split()
+
+
+def test_a_supervised_run_is_refused_by_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "r", prompts=make_prompts(2), rows=[step_row(1)])
+    recipe = run / "recipe.resolved.yaml"
+    recipe.write_text(recipe.read_text().replace("stage: train", "stage: sft"))
+    assert "supervised run" in told(capsys, run, code=DataError.exit_code)
 
 
 def test_the_overview(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
