@@ -197,6 +197,8 @@ def _smaller(recipe: Recipe, needs: Needs) -> str:
     """Return the settings that make a run smaller, those of the largest part first."""
     if recipe.learner.ranks > 1 and needs.device == "cpu":
         return "fewer learner.ranks, since each holds layers, gradients and a process of its own (docs/howto_memory.md)"
+    if recipe.rollout.engines > 1 and needs.device == "cpu" and recipe.run.stage != "sft":
+        return "fewer rollout.engines, since each holds the model in a process of its own (docs/howto_memory.md)"
     cache = "" if recipe.run.stage == "sft" else " or rollout.slots"
     return (
         f"a lower learner.microbatch_tokens{cache}, model.activation_checkpointing=full, model.lora.rank=16 "

@@ -17,6 +17,8 @@ from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.staleness import keeps_old_cache, staleness_warnings
 from dapo.config.unread import unread
+from dapo.system import core_count
+from dapo.words import counted
 
 
 def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
@@ -168,8 +170,11 @@ def _sizes(r: Recipe) -> Iterator[str]:
             f"learner.microbatch_tokens = {r.learner.microbatch_tokens} is less than the longest possible sequence "
             f"({longest} tokens), which then goes alone and takes more memory than the budget says"
         )
-    if r.run.threads > 1:
-        yield "run.threads above 1 helps only on an otherwise idle machine; on a busy one it is many times slower"
+    if r.run.threads > (cores := core_count()):
+        yield (
+            f"run.threads is {r.run.threads}, and this machine has {counted(cores, 'core')}: threads wait for each "
+            "other, and a step takes many times as long"
+        )
 
 
 def _run(r: Recipe) -> Iterator[str]:

@@ -382,7 +382,7 @@ def test_our_own_keys_are_no_peers() -> None:
         (["algorithm.dynamic_sampling.mode=off", "algorithm.dynamic_sampling.max_age=9"], "nothing reads it"),
         (["algorithm.overlong_punishment.max_length=1100"], "never reached"),
         (["learner.microbatch_tokens=512"], "longest possible sequence"),
-        (["run.threads=2"], "idle machine"),
+        (["run.threads=1000"], "threads wait for each other"),
         (["data.validation=[]"], "not measured"),
         (["rollout.engine=generate"], "slower"),
         (["rollout.vllm.sleep=false"], "rollout.engine is embedded"),
@@ -413,6 +413,12 @@ def test_our_own_keys_are_no_peers() -> None:
 def test_unusual_settings_are_allowed_with_a_warning(overrides: list[str], part: str) -> None:
     (warning,) = recipe_from_dict(SMALL, overrides).warnings
     assert part in warning
+
+
+def test_as_many_threads_as_cores_are_usual(monkeypatch) -> None:
+    monkeypatch.setattr("dapo.config.unusual.core_count", lambda: 4)
+    assert not recipe_from_dict(SMALL, ["run.threads=4"]).warnings
+    assert recipe_from_dict(SMALL, ["run.threads=5"]).warnings
 
 
 @each(
