@@ -67,13 +67,13 @@ def test_a_refusal_comes_first_and_what_was_found_after_it(folder: Path, capsys:
 
 
 def test_doubts_stand_under_the_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told, _ = check(capsys, "data.instruction=Put it in a box.", "run.threads=2")
+    code, told, _ = check(capsys, "data.instruction=Put it in a box.", "run.threads=1000")
     first, *lines = told.splitlines()
     assert code == 0
     assert first.startswith("mine.yaml: good, with 3 doubts. Look at the doubts first, then start it with: dapo train")
     kinds = [line.split(":")[0].strip() for line in lines[:5]]
     assert kinds == ["doubt", "doubt", "doubt", "here", "Not looked at"]
-    assert "run.threads above 1" in lines[0]
+    assert "threads wait for each other" in lines[0]
     assert "unknown to the tokenizer (<unk>)" in lines[1]
 
 
