@@ -41,13 +41,13 @@ import numpy as np
 from cluster_engine import embedded
 from machine import describe_machine, refuse_changes
 
+from dapo.engines.host import EngineHost, HostFacts, TurnResult
+from dapo.engines.pool import EnginePool
+from dapo.engines.requests import Gate
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.local import ProcessTransport
 from dapo.processes.ray_head import OwnCluster
 from dapo.processes.transport import HostSpec
-from dapo.rollout.host import EngineHost, HostFacts, TurnResult
-from dapo.rollout.pool import EnginePool
-from dapo.rollout.requests import Gate
 from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams, Ticket
 from dapo.types.enums import FinishReason
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from dapo.engines.embedded import EmbeddedEngine
 from dapo.models.load import load_model
-from dapo.rollout.embedded import EmbeddedEngine
 
 SLOTS = 256
 

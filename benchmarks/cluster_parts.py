@@ -22,14 +22,14 @@ import numpy as np
 from dapo.config import schema
 from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
+from dapo.engines.factory import EngineSpec, engine_host
+from dapo.engines.pool import EnginePool
+from dapo.engines.requests import Gate
 from dapo.models.facts import read_facts
 from dapo.models.rendezvous import LOOPBACK
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
-from dapo.rollout.factory import EngineSpec, engine_host
-from dapo.rollout.pool import EnginePool
-from dapo.rollout.requests import Gate
 from dapo.run.learners import make_learner
 from dapo.types.batch import LearnStep, Row
 from dapo.weights.exchange import WeightExchange

@@ -33,13 +33,13 @@ from pydantic import ValidationError
 import dapo
 from dapo.config.schema import DynamicSampling, Recipe
 from dapo.data.stream import EpochStream
+from dapo.engines.embedded import EmbeddedEngine
 from dapo.loop.sampling.collector import BatchShape, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.models.builtin import ensure_builtin_model
 from dapo.models.decode import make_decode
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
-from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.algorithm import make_algorithm
 from dapo.run.reinforcement import RewardParts, reward_session
 from dapo.run.sampling import make_sampling

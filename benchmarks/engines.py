@@ -24,13 +24,13 @@ import torch
 from machine import describe_machine, refuse_changes
 
 from dapo.config.schema import Vllm
+from dapo.engines.embedded import EmbeddedEngine
+from dapo.engines.vllm import VllmEngine
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors
-from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.vllm import VllmEngine
 from dapo.types.batch import SampleRequest, SamplingParams, Ticket
 from dapo.weights.shared import offer
 

@@ -35,6 +35,7 @@ from machine import describe_machine, refuse_changes
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
+from dapo.engines.embedded import EmbeddedEngine
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import WorkerHere
 from dapo.learner.step import PolicyStep
@@ -45,7 +46,6 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.precision import PRECISIONS, product_rate, product_seconds
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors
-from dapo.rollout.embedded import EmbeddedEngine
 from dapo.types.batch import LearnStep, Row, SampleRequest, SamplingParams, Ticket
 from dapo.weights.shared import offer
 
@@ -196,7 +196,7 @@ class Plain:
 def make_engines(loaded: LoadedModel, tokens: int) -> dict[str, Any]:
     engines: dict[str, Any] = {"embedded": EmbeddedEngine(loaded, longest=PROMPT + tokens)}
     if find_spec("vllm") is not None and torch.get_float32_matmul_precision() == "highest":
-        from dapo.rollout.vllm import VllmEngine
+        from dapo.engines.vllm import VllmEngine
 
         engines["vllm"] = VllmEngine(
             facts_of(loaded), cuda=False, longest=PROMPT + tokens, slots=ROWS, settings=schema.Vllm()

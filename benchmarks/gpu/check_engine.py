@@ -23,13 +23,13 @@ from benchmarks.gpu.made import (
 )
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.timing import median_seconds, peak_bytes, reset_peak
+from dapo.engines.cache import SlotCache
+from dapo.engines.embedded import EmbeddedEngine
+from dapo.engines.pools import CacheShape, Prefilled
+from dapo.engines.sampling import FEW, SamplingSettings, draw
+from dapo.engines.slots import slot_bytes
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
-from dapo.rollout.cache import SlotCache
-from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.pools import CacheShape, Prefilled
-from dapo.rollout.sampling import FEW, SamplingSettings, draw
-from dapo.rollout.slots import slot_bytes
 from dapo.types.batch import SampleEvent, SampleRequest
 
 _GAPS = {"bfloat16": (0.05, 0.5), "float32": (1e-4, 1e-2)}  # nats: mean, largest

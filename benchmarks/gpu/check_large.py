@@ -79,7 +79,7 @@ def experts(room: Room) -> None:
 
 def _decodes(room: Room, loaded: Any, learner: Any, sizes: Any) -> None:
     """Near-ties of a router may send a token elsewhere in bfloat16, so the mean is bounded and not the largest gap."""
-    from dapo.rollout.embedded import EmbeddedEngine
+    from dapo.engines.embedded import EmbeddedEngine
 
     tokens = room.sized(64, 8)
     asked = requests([row.prompt_ids for row in make_rows(sizes.vocabulary, 2, 1, 20, 1)], room.sized(8, 2), tokens)

@@ -51,8 +51,8 @@ def start(room: Room, loaded: LoadedModel, *, slots: int, longest: int) -> Any:
     V2 does not start, V1 is tried.
     """
     from dapo.config.schema import Vllm
+    from dapo.engines.vllm import VllmEngine
     from dapo.errors import EngineError
-    from dapo.rollout.vllm import VllmEngine
 
     settings = Vllm(**({"gpu_memory_utilization": 0.4} if room.on_card else {"kv_cache_mib": 64}))
 

@@ -203,13 +203,13 @@ def rounded_steps() -> Iterator[None]:
     """Engines made inside compute the rows that graphs need, at their addresses, and record nothing."""
     from unittest.mock import patch
 
-    from dapo.rollout.cache import most_rows
-    from dapo.rollout.graphs import StepGraphs
+    from dapo.engines.cache import most_rows
+    from dapo.engines.graphs import StepGraphs
 
     def rounded(wanted: Any, decoder: Any, rows: int, like: Tensor) -> StepGraphs:
         return StepGraphs(None, most_rows(rows), like)
 
-    with patch("dapo.rollout.embedded.make_graphs", rounded):
+    with patch("dapo.engines.embedded.make_graphs", rounded):
         yield
 
 

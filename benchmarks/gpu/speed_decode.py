@@ -15,10 +15,10 @@ from benchmarks.gpu.made import requests
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape, make_loaded
 from benchmarks.gpu.timing import median_seconds, peak_bytes, reset_peak, seconds, wait
+from dapo.engines.embedded import EmbeddedEngine
+from dapo.engines.sampling import SamplingSettings, draw
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
-from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.sampling import SamplingSettings, draw
 from dapo.types.batch import SampleRequest
 
 PROMPT, STEPS = 128, 128

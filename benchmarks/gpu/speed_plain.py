@@ -15,12 +15,12 @@ from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape, make_loaded
 from benchmarks.gpu.speed_learner import PER_PARAMETER, layer_sizes
 from benchmarks.gpu.timing import peak_bytes, reset_peak, seconds
 from dapo.algorithms.advantages import group_advantages
+from dapo.engines.embedded import EmbeddedEngine
+from dapo.engines.graphs import MOST
+from dapo.engines.pools import CacheShape
+from dapo.engines.slots import slot_bytes
 from dapo.learner.driver import LearnerDriver
 from dapo.models.memory import activation_bytes, graph_bytes, head_bytes
-from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.graphs import MOST
-from dapo.rollout.pools import CacheShape
-from dapo.rollout.slots import slot_bytes
 from dapo.types.batch import LearnStep, Row, SampleEvent, SampleRequest
 
 

@@ -181,8 +181,8 @@ def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, 
     if fixed:
         import torch
 
-        from dapo.rollout.pools import CacheShape
-        from dapo.rollout.slots import MOST_SLOTS, slot_bytes
+        from dapo.engines.pools import CacheShape
+        from dapo.engines.slots import MOST_SLOTS, slot_bytes
 
         dtype = getattr(torch, recipe.model.dtype)
         shape = CacheShape(facts.layers, facts.kv_heads, facts.head_size, dtype, torch.device("meta"))
@@ -213,9 +213,9 @@ def _checking_bytes(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> i
 
 def _graph_bytes(recipe: Recipe, facts: ModelFacts, longest: int) -> int:
     """Return the bytes of graphs of all embedded engines on GPUs; 0 where steps are not recorded."""
-    from dapo.rollout.fused import ARCHITECTURES
-    from dapo.rollout.graphs import MOST
-    from dapo.rollout.slots import MOST_SLOTS
+    from dapo.engines.fused import ARCHITECTURES
+    from dapo.engines.graphs import MOST
+    from dapo.engines.slots import MOST_SLOTS
     from dapo.run.held import BYTES
 
     if recipe.rollout.embedded.cuda_graphs is False or facts.fingerprint.get("architecture") not in ARCHITECTURES:
@@ -376,7 +376,7 @@ def _of_all_slots(recipe: Recipe, memory: Memory) -> str:
     """When the cache is as large as it may be, where the recipe does not say how many responses decode at once."""
     if not memory.fixed:
         return "if all responses of a step decode at once"
-    from dapo.rollout.slots import MOST_SLOTS
+    from dapo.engines.slots import MOST_SLOTS
 
     return f"for {MOST_SLOTS} responses at once, drawing their tokens included; fewer where they do not fit"
 

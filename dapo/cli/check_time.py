@@ -96,7 +96,7 @@ def _rows_of_cache(recipe: Recipe, facts: ModelFacts, card: Card, tokens: float,
     """
     found, vllm = Deployment(recipe), recipe.rollout.vllm
     if found.engine == "embedded" and memory is not None and memory.fixed:
-        from dapo.rollout.slots import MOST_SLOTS
+        from dapo.engines.slots import MOST_SLOTS
 
         slots = sum(number or MOST_SLOTS for number in found.slots) / found.engines
         room = card.memory / SPARE - (memory.generating - memory.cache)

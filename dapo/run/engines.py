@@ -16,6 +16,11 @@ import torch
 from dapo.config.checks import correction_kind, ratio_against
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.schema import Recipe
+from dapo.engines.factory import EngineSpec, ServerAccess, engine_host, make_engine
+from dapo.engines.member import PoolLimits
+from dapo.engines.pool import EnginePool
+from dapo.engines.requests import Gate
+from dapo.engines.stops import StopStrings
 from dapo.errors import NotInstalled, RecipeError
 from dapo.links import install
 from dapo.models.load import find_device
@@ -23,11 +28,6 @@ from dapo.models.positions import check_positions
 from dapo.models.tokenizer import load_tokenizer
 from dapo.processes.threads import ThreadTransport
 from dapo.processes.transport import HostSpec, Transport
-from dapo.rollout.factory import EngineSpec, ServerAccess, engine_host, make_engine
-from dapo.rollout.member import PoolLimits
-from dapo.rollout.pool import EnginePool
-from dapo.rollout.requests import Gate
-from dapo.rollout.stops import StopStrings
 from dapo.run.algorithm import load_hook
 from dapo.run.given import ENGINE_METHODS, Context, make_engine_of
 from dapo.run.held import learner_holds

@@ -59,9 +59,9 @@ def check_engine_fits(recipe: Recipe, facts: ModelFacts, tokenizer: Any, longest
         ModelError: positions depend on the rest of a batch, as ``start_engine`` says.
         EngineError: the engine cannot decode the model, or has no routers to record.
     """
-    from dapo.rollout.decoders import check_structure
-    from dapo.rollout.embedded import routing_of
-    from dapo.rollout.vllm_options import check_experts
+    from dapo.engines.decoders import check_structure
+    from dapo.engines.embedded import routing_of
+    from dapo.engines.vllm_options import check_experts
     from dapo.run.engines import missing_package
 
     check_positions(facts.name, facts.exact_positions, longest)

@@ -11,10 +11,10 @@ import numpy as np
 
 from dapo.config.schema import Recipe
 from dapo.data.encode import CutError, continuation
+from dapo.engines.stops import StopStrings
 from dapo.errors import RecipeError
 from dapo.loop.sampling.texts import Texts, Thinking
 from dapo.models.decode import Decode, DecodeSpec, TagWritingTokenizer, make_decode, specials
-from dapo.rollout.stops import StopStrings
 from dapo.types.batch import IdArray, IntArray
 
 log = logging.getLogger(__name__)

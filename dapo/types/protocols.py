@@ -86,7 +86,7 @@ class Mapped(Generic[T, T_co]):
 class Engine(Protocol):
     """Turns requests into responses.
 
-    Example: ``dapo.rollout.embedded.EmbeddedEngine``; docs/extending.md writes one.
+    Example: ``dapo.engines.embedded.EmbeddedEngine``; docs/extending.md writes one.
     """
 
     shares_weights: bool  # the engine reads the learner's tensors; otherwise every publish is checked
@@ -159,7 +159,7 @@ class Engine(Protocol):
 class WorksAlone(Protocol):
     """An engine that goes on between two calls.
 
-    Example: ``dapo.rollout.vllm_server.ServerEngine``.
+    Example: ``dapo.engines.vllm_server.ServerEngine``.
     """
 
     def busy_seconds(self) -> float:
@@ -170,7 +170,7 @@ class WorksAlone(Protocol):
 class EngineGroup(Protocol):
     """An engine that is several, each with weights of its own; what an ``Engine`` has goes for all of them together.
 
-    Example: ``dapo.rollout.pool.EnginePool``.
+    Example: ``dapo.engines.pool.EnginePool``.
     """
 
     def members(self) -> Sequence[int]:
@@ -192,7 +192,7 @@ class EngineGroup(Protocol):
 class HasProcesses(Protocol):
     """An engine or a learner whose work is done by other processes.
 
-    Example: ``dapo.rollout.pool.EnginePool``.
+    Example: ``dapo.engines.pool.EnginePool``.
     """
 
     def processes(self) -> Sequence[ProcessState]:

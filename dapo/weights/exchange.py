@@ -25,7 +25,7 @@ _LOOK = 1.0  # seconds between two looks at the sender of a broadcast
 
 
 class EngineReader(Protocol):
-    """One engine of a pool, as the exchange sees it (``dapo.rollout.member.Member``)."""
+    """One engine of a pool, as the exchange sees it (``dapo.engines.member.Member``)."""
 
     index: int
     incarnation: int

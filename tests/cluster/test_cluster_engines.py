@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from number_engine import GATE, MortalEngine, NumberEngine, sums, ticket, token
 
+from dapo.engines.host import EngineHost
+from dapo.engines.member import PoolLimits
+from dapo.engines.pool import EnginePool
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
-from dapo.rollout.host import EngineHost
-from dapo.rollout.member import PoolLimits
-from dapo.rollout.pool import EnginePool
 from dapo.types.batch import Key, SampleRequest, SamplingParams
 
 pytestmark = pytest.mark.cluster

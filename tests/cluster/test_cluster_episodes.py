@@ -16,8 +16,8 @@ from small_run import assert_every_token_has_a_fate, assert_none_lost_or_doubled
 from test_run_agent import assert_rows_recomputed
 from test_run_environment import weights
 
+from dapo.engines.pool import EnginePool
 from dapo.observe.metrics import read_metrics
-from dapo.rollout.pool import EnginePool
 from dapo.run import engines
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]

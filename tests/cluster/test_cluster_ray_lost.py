@@ -15,13 +15,13 @@ from pool_runs import OVER, computed, train
 from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
+from dapo.engines.engine_processes import EngineProcesses
+from dapo.engines.pool import EnginePool
 from dapo.learner.driver import LearnerDriver
 from dapo.loop.stopping import Stopping
 from dapo.observe.metrics import read_metrics
 from dapo.processes import watch
 from dapo.processes.ray_head import OwnCluster
-from dapo.rollout.engine_processes import EngineProcesses
-from dapo.rollout.pool import EnginePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
 

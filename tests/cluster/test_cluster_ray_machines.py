@@ -18,13 +18,13 @@ from ray_machines import CPUS, join
 from ray_processes import NEEDS_RAY, ancestors, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
+from dapo.engines.host import EngineHost
+from dapo.engines.member import PoolLimits
+from dapo.engines.pool import EnginePool
 from dapo.learner.driver import LearnerDriver
 from dapo.processes.placement import plan_places
 from dapo.processes.ray_head import OwnCluster
 from dapo.processes.transport import HostSpec
-from dapo.rollout.host import EngineHost
-from dapo.rollout.member import PoolLimits
-from dapo.rollout.pool import EnginePool
 from dapo.types.batch import Key, SampleRequest, SamplingParams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]

@@ -13,11 +13,11 @@ from pool_runs import assert_lost_once, begin, computed, read_until, shoot_at_th
 from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end, watched
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
+from dapo.engines.pool import EnginePool
 from dapo.learner.driver import LearnerDriver
 from dapo.processes.ray_head import OwnCluster
 from dapo.report.bundle import bundle_of
 from dapo.report.reader import read_run
-from dapo.rollout.pool import EnginePool
 from dapo.run import engines, weights
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]

@@ -12,8 +12,8 @@ from inline_transport import InlineTransport
 from pool_runs import begin, computed, read_until, train
 from small_run import assert_none_lost_or_doubled, write_recipe
 
+from dapo.engines.pool import EnginePool
 from dapo.processes.left_over import delete_left
-from dapo.rollout.pool import EnginePool
 from dapo.run import engines, weights
 
 pytestmark = pytest.mark.cluster

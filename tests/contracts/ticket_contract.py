@@ -16,14 +16,14 @@ from learner_subject import learn
 from dapo.config import schema
 from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
+from dapo.engines.factory import EngineSpec, engine_host
+from dapo.engines.pool import EnginePool
+from dapo.engines.requests import Gate
 from dapo.models.facts import read_facts
 from dapo.models.load import load_model
 from dapo.models.rendezvous import LOOPBACK
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.transport import HostSpec
-from dapo.rollout.factory import EngineSpec, engine_host
-from dapo.rollout.pool import EnginePool
-from dapo.rollout.requests import Gate
 from dapo.run import learners
 from dapo.weights.routes import ROUTES
 

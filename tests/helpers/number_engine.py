@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dapo.rollout.inbox import EngineInbox, check_idle
-from dapo.rollout.requests import Gate
-from dapo.rollout.stops import StopStrings
+from dapo.engines.inbox import EngineInbox, check_idle
+from dapo.engines.requests import Gate
+from dapo.engines.stops import StopStrings
 from dapo.types.batch import SampleEvent, TensorSum, Ticket
 from dapo.types.enums import FinishReason
 

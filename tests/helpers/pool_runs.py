@@ -9,8 +9,8 @@ import subprocess
 
 from small_run import command, dapo, environment
 
+from dapo.engines.pool import EnginePool
 from dapo.observe.metrics import read_metrics, without_clock
-from dapo.rollout.pool import EnginePool
 
 OVER = ("rollout.engines=2", "rollout.slots=8", "rollout.turn_steps=4")
 _OF_THE_ENGINES = re.compile(r"cluster/|decode_steps|prefill_|slot_use")

@@ -58,7 +58,7 @@ class TapeRecording:
 
 
 class TapeRecorder:
-    """A ``Recorder`` of ``dapo.rollout.graphs``."""
+    """A ``Recorder`` of ``dapo.engines.graphs``."""
 
     def __init__(self) -> None:
         self.made: list[TapeRecording] = []

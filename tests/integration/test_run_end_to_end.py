@@ -19,6 +19,7 @@ from dapo import __version__
 from dapo.checkpoint.tree import load_tree
 from dapo.cli.main import main
 from dapo.config.load import load_recipe
+from dapo.engines.embedded import EmbeddedEngine
 from dapo.errors import EngineError, SamplingStopped
 from dapo.loop.evaluation import Evaluator
 from dapo.metrics.glossary import lookup
@@ -28,7 +29,6 @@ from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_lock import is_held
 from dapo.observe.status import read_status
 from dapo.observe.tokens import read_tokens
-from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.train import resume, train
 
 
@@ -78,7 +78,7 @@ def test_a_run_leaves_everything_that_was_promised(finished):
     assert "6/6" in said
 
 
-def test_rollout_files_hold_every_group_and_agree_with_the_metrics(finished):
+def test_engines_files_hold_every_group_and_agree_with_the_metrics(finished):
     run, _ = finished
     for row in read_metrics(run / "metrics.jsonl")[1:]:
         table = read_rollouts(run / "rollouts" / f"step_{row['step']:06d}.parquet").to_pylist()

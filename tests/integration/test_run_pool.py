@@ -10,7 +10,7 @@ from inline_transport import InlineTransport
 from pool_runs import computed, train
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.rollout import weights
+from dapo.engines import weights
 from dapo.run import engines
 
 

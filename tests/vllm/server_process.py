@@ -21,7 +21,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 ARGUMENTS = (
-    "--enable-scale-out --logprobs-mode processed_logprobs --worker-extension-cls dapo.rollout.vllm.WeightWorker "
+    "--enable-scale-out --logprobs-mode processed_logprobs --worker-extension-cls dapo.engines.vllm.WeightWorker "
     f"--max-model-len {LONGEST} --max-num-seqs 64 --enable-prefix-caching --scheduling-policy priority "
     "--no-async-scheduling --generation-config vllm --skip-tokenizer-init --enable-prompt-tokens-details "
     "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --gpu-memory-utilization 0.1 --block-size 32 "

@@ -7,9 +7,9 @@ import pytest
 import torch
 from vllm_parts import LONGEST, Published, drain, next_logits, partial_of, request, true_logprobs
 
+from dapo.engines.embedded import EmbeddedEngine
+from dapo.engines.sampling import truncate
 from dapo.errors import EngineError
-from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.sampling import truncate
 from dapo.types.enums import FinishReason
 
 pytestmark = pytest.mark.vllm

@@ -13,10 +13,10 @@ import yaml
 from server_process import Server
 from small_run import assert_every_token_has_a_fate, assert_none_lost_or_doubled, dapo
 
+from dapo.engines.vllm import VllmEngine
+from dapo.engines.vllm_server import ServerEngine
 from dapo.observe.metrics import read_metrics
 from dapo.observe.rollouts import read_rollouts
-from dapo.rollout.vllm import VllmEngine
-from dapo.rollout.vllm_server import ServerEngine
 from dapo.types.batch import MODEL, Key
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]

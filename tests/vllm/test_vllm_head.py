@@ -21,7 +21,7 @@ PROMPT = np.array([5, 9, 31, 7, 60])
 
 def gap(loaded, *, fp32_head: bool) -> float:
     """Mean |difference| of the engine's log-probabilities to the learner's, which leaves its logits in float32."""
-    from dapo.rollout.vllm import VllmEngine
+    from dapo.engines.vllm import VllmEngine
     from dapo.types.batch import TokenRow
 
     engine = VllmEngine(

@@ -63,7 +63,7 @@ def small(tmp_path, *overrides, **model):
 
 
 def test_a_step_of_vllm_that_fails_stops_the_run_with_everything_kept(tmp_path, monkeypatch):
-    from dapo.rollout.vllm import VllmEngine
+    from dapo.engines.vllm import VllmEngine
 
     loaded, steps, own = small(tmp_path, "checkpoint.every=0"), Counter(), VllmEngine._step
 
@@ -87,7 +87,7 @@ def test_a_step_of_vllm_that_fails_stops_the_run_with_everything_kept(tmp_path, 
 
 def test_an_output_head_that_stays_old_is_caught_before_the_first_step(tmp_path, monkeypatch):
     """vLLM 0.32's bug on a CPU, planted by leaving its cure out."""
-    from dapo.rollout import vllm_worker
+    from dapo.engines import vllm_worker
 
     monkeypatch.setattr(vllm_worker, "repack_output_head", lambda model: None)
     with pytest.raises(EngineError) as raised:
@@ -99,7 +99,7 @@ def test_an_output_head_that_stays_old_is_caught_before_the_first_step(tmp_path,
 
 
 def test_an_update_that_stops_arriving_is_caught_during_the_run(tmp_path, monkeypatch):
-    from dapo.rollout.vllm import VllmEngine
+    from dapo.engines.vllm import VllmEngine
 
     own = VllmEngine.load
 

@@ -13,11 +13,11 @@ from server_process import LONGEST, PATIENCE, Server
 from thinking_parts import check_thinking
 from vllm_parts import Published, next_logits, partial_of, perturbed, request, true_logprobs
 
+from dapo.engines.stops import StopStrings
+from dapo.engines.vllm_server import ServerEngine
 from dapo.errors import EngineError
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_server import ServerEngine
 from dapo.types.enums import FinishReason
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2000)]

@@ -83,7 +83,7 @@ def test_each_kind_of_tensor_is_named_when_it_stays_old(wide, dtype):
 
 def test_a_packed_head_that_was_not_packed_again_is_named(wide, monkeypatch):
     """The CPU build's own bug: the embedding is new, and the head computes with the old one."""
-    monkeypatch.setattr("dapo.rollout.vllm_worker.repack_output_head", lambda model: None)
+    monkeypatch.setattr("dapo.engines.vllm_worker.repack_output_head", lambda model: None)
     engine = start(wide)
     try:
         engine.load(Published(wide.model).ticket(0))

@@ -138,7 +138,7 @@ def test_workers_read_published_files_themselves(plain, tmp_path, monkeypatch, w
     def written(*_):
         raise AssertionError("the weights were written once more")
 
-    monkeypatch.setattr("dapo.rollout.vllm.write_weights", written)
+    monkeypatch.setattr("dapo.engines.vllm.write_weights", written)
     try:
         for version in (1, 2):
             perturbed(plain, seed=version)
@@ -161,7 +161,7 @@ def test_workers_read_published_files_themselves(plain, tmp_path, monkeypatch, w
 
 def test_sleep_and_wake_in_the_order_that_vllm_wants(plain, monkeypatch):
     """On a GPU. Here a stand-in records the calls: CPUs have no sleep mode."""
-    from dapo.rollout import vllm as module
+    from dapo.engines import vllm as module
 
     said = []
 

@@ -9,8 +9,8 @@ from learner_rows import make_algorithm, rows_of
 from vllm_parts import true_logprobs
 
 from dapo.config.load import recipe_from_dict
+from dapo.engines.embedded import EmbeddedEngine
 from dapo.loop.sampling.rollouts import Rollouts
-from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.texts import make_texts
 from dapo.types.batch import Group, Key, Prompt, SampleRequest, SamplingParams, Score
 from dapo.types.enums import FinishReason

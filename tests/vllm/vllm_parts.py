@@ -9,9 +9,9 @@ import torch
 from tickets import in_folder, to_model
 
 from dapo.config.schema import Vllm
+from dapo.engines.stops import StopStrings
 from dapo.models.attention import own_attention
 from dapo.models.facts import facts_of
-from dapo.rollout.stops import StopStrings
 from dapo.types.batch import Partial, SampleRequest, SamplingParams
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -89,7 +89,7 @@ def partial_of(event):
 
 
 def start(loaded, *, slots=32, adapter_rank=None, **settings):
-    from dapo.rollout.vllm import VllmEngine
+    from dapo.engines.vllm import VllmEngine
 
     settings = {"kv_cache_mib": 64} | settings
     strings = StopStrings(loaded.tokenizer)

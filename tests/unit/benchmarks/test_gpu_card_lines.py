@@ -24,11 +24,11 @@ from benchmarks.gpu.plan import PLAN
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.runner import ROOT
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED
+from dapo.engines import embedded
+from dapo.engines.cache import SlotCache, most_rows
+from dapo.engines.graphs import StepGraphs
 from dapo.errors import LearnerError
 from dapo.models.meter import CudaMeter
-from dapo.rollout import embedded
-from dapo.rollout.cache import SlotCache, most_rows
-from dapo.rollout.graphs import StepGraphs
 from dapo.run import session
 from tests.helpers.tape import TapeRecorder
 

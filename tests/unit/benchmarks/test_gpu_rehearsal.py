@@ -22,9 +22,9 @@ from benchmarks.gpu.settings import learner_settings, plain_defaults
 from benchmarks.gpu.shapes import REHEARSED as SHAPE
 from benchmarks.gpu.shapes import make_loaded
 from dapo.config.schema import LearnerSection
+from dapo.engines import cache, embedded
 from dapo.learner import optimizer
 from dapo.models import packed_attention
-from dapo.rollout import cache, embedded
 
 # these take long on a CPU; a slow test runs them
 LONG = {"large_vocabulary", "biased_keys", "matmul_precision", "runs"}

@@ -26,14 +26,14 @@ from dapo.cli.check_time import (
     time_lines,
 )
 from dapo.config import recipe_from_dict
+from dapo.engines.cache import SlotCache
+from dapo.engines.pools import CacheShape, Prefilled
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.memory import LayerSizes, activation_bytes, graph_bytes, head_bytes, layer_bytes
 from dapo.models.packing import pack
 from dapo.models.policy import Policy, hidden_states
 from dapo.models.tiny import SIGNED_SUM_WORDS, make_tiny_model, make_word_tokenizer
-from dapo.rollout.cache import SlotCache
-from dapo.rollout.pools import CacheShape, Prefilled
 from dapo.types.batch import TokenRow
 from dapo.types.model import ModelFacts
 

@@ -18,6 +18,8 @@ from dapo.config import schema
 from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
 from dapo.config.unusual import warnings_of
+from dapo.engines.embedded import EmbeddedEngine
+from dapo.engines.generate import GenerateEngine
 from dapo.errors import CheckpointError, EngineError, ModelError, RecipeError
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import WorkerHere
@@ -36,8 +38,6 @@ from dapo.models.facts import facts_of, read_facts
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import read_weights
-from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.generate import GenerateEngine
 from dapo.run.export import write_adapter, write_model
 from dapo.types.batch import Key, SampleRequest, SamplingParams, TokenRow
 from dapo.weights.exchange import WeightExchange

@@ -15,6 +15,8 @@ from number_engine import GATE, NumberEngine
 
 from dapo.config.deployment import deployment_of
 from dapo.config.load import recipe_from_dict
+from dapo.engines.host import EngineHost
+from dapo.engines.pool import EnginePool
 from dapo.errors import LearnerError, LearnerLost, ModelError, RecipeError
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import LearnerHosts
@@ -25,8 +27,6 @@ from dapo.models.skeleton import model_without_weights
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors, read_shapes, read_weights, write_part, write_weights
 from dapo.processes.transport import HostSpec
-from dapo.rollout.host import EngineHost
-from dapo.rollout.pool import EnginePool
 from dapo.run import learners
 from dapo.types.batch import LearnStep
 from dapo.weights.exchange import WeightExchange

@@ -13,12 +13,12 @@ from learner_rows import make_algorithm, make_groups, rows_of
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
+from dapo.engines.embedded import EmbeddedEngine
 from dapo.errors import LearnerError
 from dapo.learner.routes import load_stats
 from dapo.metrics.stats import values
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.rollout.embedded import EmbeddedEngine
 from dapo.types.batch import Key, LearnStep, Partial, Row, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 

@@ -14,15 +14,15 @@ from number_engine import GATE, NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, HerePlayers, WordSpeech
 from quick import quick
 
+from dapo.engines.host import EngineHost
+from dapo.engines.pool import EnginePool
+from dapo.engines.stops import StopStrings
 from dapo.errors import EpisodeError
 from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.groups import completion_state, load_completion, load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
 from dapo.processes.transport import HostSpec
-from dapo.rollout.host import EngineHost
-from dapo.rollout.pool import EnginePool
-from dapo.rollout.stops import StopStrings
 from dapo.types.batch import MODEL, Key, Prompt, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Reply

@@ -13,15 +13,15 @@ from number_engine import GATE, NumberEngine, sums, ticket
 from quick import quick
 from scripted import make_collector
 
+from dapo.engines.host import EngineHost
+from dapo.engines.member import PoolLimits
+from dapo.engines.pool import EnginePool
 from dapo.errors import EngineError
 from dapo.loop.overlap import Overlap
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.processes.transport import HostSpec
-from dapo.rollout.host import EngineHost
-from dapo.rollout.member import PoolLimits
-from dapo.rollout.pool import EnginePool
 from dapo.types.batch import Prompt, SamplingParams
 from dapo.types.protocols import Done
 

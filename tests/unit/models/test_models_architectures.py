@@ -17,6 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dapo.algorithms.objective import Objective
 from dapo.config import recipe_from_dict, schema
 from dapo.config.deployment import deployment_of
+from dapo.engines import decoders
+from dapo.engines.embedded import EmbeddedEngine
 from dapo.errors import EngineError, MachineError, ModelError, first_line
 from dapo.models import load, probe
 from dapo.models.facts import facts_of
@@ -24,8 +26,6 @@ from dapo.models.load import load_model
 from dapo.models.loaded import decoder_of
 from dapo.models.positions import exact_positions
 from dapo.models.tiny import make_tiny_model, make_word_tokenizer
-from dapo.rollout import decoders
-from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.engines import start_engine
 from dapo.run.given import Context
 from dapo.types.batch import SampleRequest, SamplingParams, TokenRow

@@ -405,7 +405,7 @@ def test_a_run_that_ended_before_its_recipe_was_written_leaves_its_link_to_the_n
     assert again.checkpoints.resolve() == (tmp_path / "disk" / "a").resolve()
 
 
-def test_rollout_files_that_are_lost_cut_or_empty_are_found(tmp_path):
+def test_engines_files_that_are_lost_cut_or_empty_are_found(tmp_path):
     folder = RunFolder(tmp_path)
     folder.rollouts.mkdir()
     for step in range(2, 9):  # the first step was not asked for

@@ -9,7 +9,7 @@ from each import each
 from dapo.config import schema
 from dapo.config.deployment import deployment_of
 from dapo.config.load import recipe_from_dict
-from dapo.rollout.factory import EngineSpec, ServerAccess
+from dapo.engines.factory import EngineSpec, ServerAccess
 
 SMALL = {
     "model": {"path": "someone/model"},

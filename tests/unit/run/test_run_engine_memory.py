@@ -8,8 +8,8 @@ import pytest
 
 from dapo.config import schema
 from dapo.config.deployment import deployment_of
+from dapo.engines import factory
 from dapo.models.adapter import adapter_parameters
-from dapo.rollout import factory
 from dapo.run import engines
 from dapo.run.given import Context
 from dapo.run.held import learner_holds

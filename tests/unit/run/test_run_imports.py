@@ -56,7 +56,7 @@ def test_a_worker_imports_what_it_calls(module):
 
 @pytest.mark.whole
 def test_an_engine_imports_nothing_of_the_driver():
-    found = imported("dapo.rollout.factory")
+    found = imported("dapo.engines.factory")
     own = {name.split(".")[1] for name in found if name.startswith("dapo.")}
     assert own == set(ENGINE.split())
     assert not libraries(found) & NO_ENGINE

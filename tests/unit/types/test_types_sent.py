@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 from each import each
 
-from dapo.rollout.host import TurnResult
+from dapo.engines.host import TurnResult
 from dapo.types.batch import Completion, Key, Partial, Row, SampleEvent, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
