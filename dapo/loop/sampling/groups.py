@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from dapo.config.schema import DynamicSampling
 from dapo.errors import RewardError
 from dapo.loop.sampling.account import Account
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.metrics.phases import Phases
-from dapo.types.batch import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score, Turn
+from dapo.types.batch import Group, Key, Prompt, Response, SampleRequest, SamplingParams, Score, Turn
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.seeds import COPIES, TRAINING, derive_seed, derive_seeds
 
@@ -29,13 +27,12 @@ Tree = dict[str, Any]
 
 @dataclass(slots=True)
 class OpenGroup:
-    """Hold a dispatched group that is not finished; the engine continues ``partials_G``."""
+    """Hold a dispatched group that is not finished; the engine continues the responses that go on."""
 
     id: int
     prompt: Prompt
     born: int  # the training step whose weights were the engine's when it was dispatched
-    partials_G: list[Partial]
-    completions_G: list[Completion | None] = field(default_factory=list)
+    completions_G: list[Response]
     scores_G: list[Score | None] = field(default_factory=list)
     unscored: int = field(init=False)  # responses without a score
 
@@ -51,18 +48,15 @@ class OpenGroup:
     @classmethod
     def new(cls, number: int, prompt: Prompt, born: int, size: int) -> OpenGroup:
         """Make a group that is about to be dispatched."""
-        return cls(number, prompt, born, [empty_partial()] * size, [None] * size, [None] * size)
+        return cls(number, prompt, born, [Response.empty()] * size, [None] * size)
 
     def tokens(self) -> int:
         """Count the sampled tokens held here; those that still decode are not known before the response ends."""
-        pairs = zip(self.completions_G, self.partials_G, strict=True)
-        return sum((p if c is None else c).model_tokens for c, p in pairs)
+        return sum(response.model_tokens for response in self.completions_G)
 
     def missing(self) -> list[Key]:
         """Return the keys of the responses that did not end yet."""
-        return [
-            Key("train", self.id, index) for index, completion in enumerate(self.completions_G) if completion is None
-        ]
+        return [Key("train", self.id, index) for index, each in enumerate(self.completions_G) if each.finish is None]
 
     def requests(self, sampling: SamplingParams, run_seed: int) -> list[SampleRequest]:
         """Return requests for the responses that did not end yet."""
@@ -73,25 +67,24 @@ class OpenGroup:
                 prompt_ids=self.prompt.token_ids,
                 sampling=sampling,
                 seed=seeds[key.sample],
-                prefix=self.partials_G[key.sample] if len(self.partials_G[key.sample]) else None,
+                prefix=self.completions_G[key.sample] if len(self.completions_G[key.sample]) else None,
                 priority=self.id,
             )
             for key in self.missing()
         ]
 
-    def unscored_completions(self) -> list[tuple[Key, Completion]]:
+    def unscored_completions(self) -> list[tuple[Key, Response]]:
         """Return the responses that ended and have no score yet."""
         return [
             (Key("train", self.id, index), completion)
             for index, completion in enumerate(self.completions_G)
-            if completion is not None and self.scores_G[index] is None
+            if completion.finish is not None and self.scores_G[index] is None
         ]
 
     def close(self) -> Group:
         """Make the finished group."""
-        completions = [c for c in self.completions_G if c is not None]
         scores = [s for s in self.scores_G if s is not None]
-        return Group(id=self.id, prompt=self.prompt, completions_G=completions, scores_G=scores, born=self.born)
+        return Group(id=self.id, prompt=self.prompt, completions_G=self.completions_G, scores_G=scores, born=self.born)
 
 
 class Scores:
@@ -130,15 +123,12 @@ class Scores:
         self._asked: set[Key] = set()  # handed over, and not yet in effect
         self.waiting = 0  # responses that were handed over and whose score has not arrived
 
-    def submit(self, key: Key, prompt: Prompt, completion: Completion, tick: int, failure: str | None = None) -> None:
-        """Ask for the score of a response that ended at ``tick``, unless it was asked for before.
-
-        ``failure`` says why the engine could not finish the response, if it could not.
-        """
+    def submit(self, key: Key, prompt: Prompt, response: Response, tick: int) -> None:
+        """Ask for the score of a response that ended at ``tick``, unless it was asked for before."""
         if key in self._asked:
             return
         self._asked.add(key)
-        self.rollouts.judge(key, prompt, completion, failure)
+        self.rollouts.judge(key, prompt, response)
         self._ended.append((tick + self.lag, key))
         self.waiting += 1
 
@@ -286,33 +276,33 @@ def load_prompt(state: Tree) -> Prompt:
     return Prompt(**state)
 
 
-def completion_state(completion: Completion) -> Tree:
+def completion_state(completion: Response) -> Tree:
     return {
         "token_ids": completion.token_ids,
         "logprobs": completion.logprobs,
         "versions": completion.versions,
-        "finish": completion.finish.value,
+        "finish": None if completion.finish is None else completion.finish.value,
         "text": completion.text,
         "generated": completion.generated,
         "extra": dict(completion.extra),
         **({} if completion.thinking is None else _thought(completion)),
-        **({} if completion.ended is None else _episode(completion)),
+        **({} if completion.ended is None and not completion.turns else _episode(completion)),
     }
 
 
-def _thought(completion: Completion) -> Tree:
+def _thought(completion: Response) -> Tree:
     return {"answer": completion.answer, "thinking": completion.thinking, "closed": completion.closed}
 
 
-def _episode(completion: Completion) -> Tree:
+def _episode(completion: Response) -> Tree:
     turns = [turn_state(turn) for turn in completion.turns]
     told = {"turns": turns, "ended": completion.ended, "scores": dict(completion.scores)}
     return {**told, "answer": completion.answer}
 
 
-def load_completion(state: Tree) -> Completion:
+def load_completion(state: Tree) -> Response:
     turns = tuple(load_turn(tree) for tree in state.get("turns", ()))
-    return Completion(**{**state, "finish": FinishReason(state["finish"]), "turns": turns})
+    return Response(**{**state, "finish": state["finish"] and FinishReason(state["finish"]), "turns": turns})
 
 
 def turn_state(turn: Turn) -> Tree:
@@ -331,25 +321,6 @@ def score_state(score: Score) -> Tree:
 
 def load_score(state: Tree) -> Score:
     return Score(**state)
-
-
-def partial_state(partial: Partial) -> Tree:
-    return {
-        "token_ids": partial.token_ids,
-        "logprobs": partial.logprobs,
-        "versions": partial.versions,
-        "generated": partial.generated,
-        **({"turns": [turn_state(turn) for turn in partial.turns]} if partial.turns else {}),
-        "extra": dict(partial.extra),
-    }
-
-
-def load_partial(state: Tree) -> Partial:
-    return Partial(**{**state, "turns": tuple(load_turn(tree) for tree in state.get("turns", ()))})
-
-
-def empty_partial() -> Partial:
-    return Partial(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32))
 
 
 def group_state(group: Group) -> Tree:
@@ -382,8 +353,7 @@ def open_group_state(group: OpenGroup) -> Tree:
         "id": group.id,
         "prompt": prompt_state(group.prompt),
         "born": group.born,
-        "partials": [partial_state(p) for p in group.partials_G],
-        "completions": [None if c is None else completion_state(c) for c in group.completions_G],
+        "completions": [completion_state(c) for c in group.completions_G],
         "scores": [None if s is None else score_state(s) for s in group.scores_G],
     }
 
@@ -393,7 +363,6 @@ def load_open_group(state: Tree) -> OpenGroup:
         id=state["id"],
         prompt=load_prompt(state["prompt"]),
         born=state["born"],
-        partials_G=[load_partial(p) for p in state["partials"]],
-        completions_G=[None if c is None else load_completion(c) for c in state["completions"]],
+        completions_G=[load_completion(c) for c in state["completions"]],
         scores_G=[None if s is None else load_score(s) for s in state["scores"]],
     )

@@ -19,7 +19,7 @@ from dapo.learner.routes import load_stats
 from dapo.metrics.stats import values
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.types.batch import Key, LearnStep, Partial, Row, SampleRequest, SamplingParams
+from dapo.types.batch import Key, LearnStep, Response, Row, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
 OBJECTIVE = clip_objective(low=0.2, high=0.28)
@@ -168,7 +168,7 @@ def test_tokens_that_other_weights_routed_anew_are_left_out_and_counted(folder):
     prompts = prompts_of(1)
     engine = EmbeddedEngine(load_model(folder, device="cpu"), record_routes=True)
     first = sampled(engine, prompts, 4)
-    carried = {key: Partial(e.token_ids, e.logprobs, e.versions, extra=e.extra) for key, e in first.items()}
+    carried = {key: Response(e.token_ids, e.logprobs, e.versions, extra=e.extra) for key, e in first.items()}
     assert all(e.finish is FinishReason.LENGTH for e in first.values())
     engine.version = 1
     second = sampled(engine, prompts, 12, carried)
