@@ -15,8 +15,8 @@ from number_engine import NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, WordSpeech
 from quick import quick
 
+from dapo.environments.chat_requests import BadRequest, Sampling, read_request
 from dapo.environments.pool import EnvironmentPool
-from dapo.environments.requests import BadRequest, Sampling, read_request
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
 from dapo.loop.sampling.episode import Limits
@@ -25,7 +25,7 @@ from dapo.loop.sampling.rollouts import Rollouts, Texts
 from dapo.types.batch import MODEL, Partial
 from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
-from dapo.types.parts import parts_of
+from dapo.types.row_parts import parts_of
 
 PROGRAM = """
 import json, os, sys, urllib.request
