@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.errors import EngineError, HookError
+from dapo.types.codec import NOT_SAVED
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import Shares
 from dapo.types.extra import Extra, cut_extra, extra_problem, joined_extra, padded_extra
@@ -156,10 +157,10 @@ class Response(SentByValue):
     turns: tuple[Turn, ...] = ()  # of an episode, those that ended, in order; () without an environment
     ended: str | None = None  # of an episode: "done", "turns", "tokens", "reply" (too long for the rest) or "error"
     scores: Mapping[str, float] = field(default_factory=dict)  # by reward name, of the environment
-    key: Key = NO_KEY  # of its request
-    tick: int = 0  # the engine's logical clock (decode steps) when it ended
+    key: Key = field(default=NO_KEY, metadata=NOT_SAVED)  # of its request
+    tick: int = field(default=0, metadata=NOT_SAVED)  # the engine's logical clock (decode steps) when it ended
     reason: str | None = None  # with FAILED: what happened
-    engine: int | None = None  # of a group of engines, the one that made it
+    engine: int | None = field(default=None, metadata=NOT_SAVED)  # of a group of engines, the one that made it
 
     @classmethod
     def empty(cls, key: Key = NO_KEY, finish: FinishReason | None = None, **known: Any) -> Response:
@@ -309,11 +310,11 @@ class Group:
     born: int = 0  # 1 + version of the engine's weights when it was dispatched: no token is older
     verdict: Verdict | None = None
     disposition: Disposition | None = None
-    # filled by the trainer, in the order of docs/algorithm.md
-    voters_G: BoolArray | None = None
-    penalties_G: NDArray[np.float64] | None = None
-    rewards_G: NDArray[np.float64] | None = None  # scaled + penalty; nan where unscored
-    advantages_G: NDArray[np.float64] | None = None  # 0 for non-voters
+    # filled by the trainer, in the order of docs/algorithm.md; computed anew when a group of a checkpoint trains
+    voters_G: BoolArray | None = field(default=None, metadata=NOT_SAVED)
+    penalties_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)
+    rewards_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)  # scaled + penalty; nan: unscored
+    advantages_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)  # 0 for non-voters
 
     def accuracies(self) -> NDArray[np.float64]:
         """Accuracy of each response, nan where unscored."""

@@ -22,25 +22,16 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from dapo.algorithms.algorithm import Algorithm
 from dapo.config.schema import DynamicSampling
 from dapo.errors import EngineError, RunStuck, SamplingStopped
-from dapo.loop.algorithm import Algorithm
 from dapo.loop.sampling.account import Account, source_metrics, stopped
-from dapo.loop.sampling.groups import (
-    OpenGroup,
-    Scores,
-    copies,
-    divide,
-    expired,
-    group_state,
-    load_group,
-    load_open_group,
-    open_group_state,
-)
+from dapo.loop.sampling.groups import OpenGroup, Scores, copies, divide, expired
 from dapo.loop.sampling.prompts import PromptHistory, PromptSelector, Refill, in_time, is_full
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.metrics.phases import Phases
 from dapo.types.batch import Group, Metrics, Response, SamplingParams, StepBatch
+from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import Disposition, Verdict
 from dapo.types.evidence import Awaited, CollectProgress, Shares, StuckEvidence, hopeless_of
 from dapo.types.protocols import PromptStream
@@ -339,8 +330,8 @@ class StreamingCollector:
         self.next_group = state["next_group"]
         self.refill.load(state["estimate"])
         self.selector.load(state)
-        self.kept = [load_group(tree) for tree in state["kept"]]
-        self.open = {tree["id"]: load_open_group(tree) for tree in state["open"]}
+        self.kept = from_tree(list[Group], state["kept"])
+        self.open = {group.id: group for group in from_tree(list[OpenGroup], state["open"])}
         self.account.load(state["account"])
         if begun := state.get("begun"):
             self._load_begun(begun)
@@ -622,8 +613,8 @@ class StreamingCollector:
             "estimate": self.refill.state(),
             **selected,
             "stream": deepcopy(selected["stream"]),  # a stream of the user's may return what it goes on with
-            "kept": [group_state(group) for group in self.kept],
-            "open": [open_group_state(group) for group in self.open.values()],
+            "kept": to_tree(self.kept),
+            "open": to_tree(list(self.open.values())),
             "account": self.account.state(),
             # the last step of a run that overlaps has no step beside it: groups that end then count for the next one
             **({"begun": self._begun_state()} if self.begun or self.account.groups else {}),
@@ -639,7 +630,7 @@ class StreamingCollector:
             "begun": self.begun,
             "carried": self.carried,
             "skipped": self.selector.skipped,
-            "groups": [group_state(group) for group in others.values()],
+            "groups": to_tree(list(others.values())),
             "rejected": _ids(self.rejected),
             "judged": _ids(account.groups),
             "settled": _ids(account.settled),
@@ -650,7 +641,7 @@ class StreamingCollector:
     def _load_begun(self, state: Mapping[str, Any]) -> None:
         """Continue in the middle of a step, after the rest was loaded. Every group is one object, as it was."""
         account = self.account
-        groups = {group.id: group for group in [*self.kept, *map(load_group, state["groups"])]}
+        groups = {group.id: group for group in [*self.kept, *from_tree(list[Group], state["groups"])]}
         self.step, self.begun, self.carried = state["step"], state.get("begun", True), state["carried"]
         self.selector.skipped, self.refill.begins = state["skipped"], state["refill"]
         self.rejected = [groups[number] for number in state["rejected"]]
