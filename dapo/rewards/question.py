@@ -21,8 +21,7 @@ Kind = Literal[
 Question = tuple[str, str] | tuple[bytes, str] | tuple[bytes, bytes]
 _KEPT = 512  # prompts whose pickle is remembered: the responses of a group have one
 
-_NO_IDS, _NO_LOGPROBS = np.empty(0, np.int64), np.empty(0, np.float32)
-_NO_VERSIONS = np.empty(0, np.int32)
+_NO_IDS = np.empty(0, np.int64)
 
 
 class Questions:

@@ -75,6 +75,14 @@ def test_arrays_of_an_engine_are_joined_over_a_checkpoint(rollouts, tmp_path):
     np.testing.assert_array_equal(back.extra["bits"], [True, False, True, True, True])
 
 
+def test_a_poll_that_returns_what_did_not_end_is_refused(rollouts):
+    engine, mailbox = rollouts
+    ask(mailbox)
+    engine.next = event(2, None)
+    with pytest.raises(EngineError, match=r"without a finish"):
+        mailbox.pump()
+
+
 def test_a_part_without_new_tokens_keeps_what_was_there(rollouts):
     engine, mailbox = rollouts
     ask(mailbox)
