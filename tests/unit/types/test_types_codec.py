@@ -20,15 +20,18 @@ from hypothesis.extra import numpy as hnp
 from dapo.algorithms.variants.greso import Greso
 from dapo.checkpoint.tree import as_damage, load_tree, save_tree
 from dapo.errors import CheckpointError
+from dapo.loop.best import Best
+from dapo.loop.method import Counters
 from dapo.loop.sampling.account import Account
 from dapo.loop.sampling.groups import OpenGroup
 from dapo.loop.sampling.prompts import Refill
+from dapo.loop.sync_check import Healthy
 from dapo.types.batch import Completion, Group, Partial, Prompt, Score, Turn
 from dapo.types.codec import NOT_SAVED, fill, from_tree, to_tree
 from dapo.types.enums import FinishReason
 
 SAVED = [Prompt, Turn, Partial, Completion, Score, Group, OpenGroup]
-FILLED = [Greso, Refill, Account]
+FILLED = [Greso, Refill, Account, Best, Healthy, Counters]
 DTYPES = [np.dtype(name) for name in ("i1", "i4", "i8", "f4", "f8", "?")]
 
 
