@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -17,14 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dapo.algorithms.variants.greso import Greso
 from dapo.checkpoint.tree import as_damage, load_tree, save_tree
 from dapo.errors import CheckpointError
+from dapo.loop.best import Best
+from dapo.loop.method import Counters
+from dapo.loop.sampling.account import Account
 from dapo.loop.sampling.groups import OpenGroup
+from dapo.loop.sampling.prompts import Refill
+from dapo.loop.sync_check import Healthy
 from dapo.types.batch import Group, Prompt, Response, Score, Turn
 from dapo.types.codec import NOT_SAVED, fill, from_tree, to_tree
 from dapo.types.enums import FinishReason
 
 SAVED = [Prompt, Turn, Response, Score, Group, OpenGroup]
+FILLED = [Greso, Refill, Account, Best, Healthy, Counters]
 DTYPES = [np.dtype(name) for name in ("i1", "i4", "i8", "f4", "f8", "?")]
 
 
@@ -34,8 +41,10 @@ def anything(kind: Any) -> st.SearchStrategy[Any]:
     origin, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         types = get_type_hints(kind)
-        saved = [one.name for one in fields(kind) if one.init and one.metadata != NOT_SAVED]
-        return st.builds(kind, **{name: anything(types[name]) for name in saved})
+        given_here = [one for one in fields(kind) if one.init]
+        drawn = {one.name: anything(types[one.name]) for one in given_here if one.metadata != NOT_SAVED}
+        unsaved = [one for one in given_here if one.metadata == NOT_SAVED and one.default is MISSING]
+        return st.builds(kind, **drawn, **{one.name: st.none() for one in unsaved if one.default_factory is MISSING})
     if kind is Any:
         leaf = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | st.text(max_size=5)
         return st.recursive(
@@ -50,7 +59,9 @@ def anything(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return st.sampled_from(list(kind))
     if origin is not None and issubclass(origin, Mapping):
-        return st.dictionaries(st.text(max_size=5), anything(inner[1]), max_size=2)
+        values = anything(int if origin is Counter else inner[1])
+        made = st.dictionaries(st.text(max_size=5), values, max_size=2)
+        return made.map(Counter) if origin is Counter else made
     if origin is not None and issubclass(origin, Sequence):
         return st.lists(anything(inner[0]), max_size=2).map(origin)
     return {int: st.integers(-(2**60), 2**60), float: st.floats(), str: st.text(max_size=5), bool: st.booleans()}[kind]
@@ -82,6 +93,15 @@ def saved(tree: Any, folder: Any) -> Any:
 def test_every_saved_class_comes_back_as_it_was(kind, data, tmp_path_factory):
     value = data.draw(anything(kind))
     assert same(from_tree(kind, saved(to_tree(value), tmp_path_factory.mktemp("codec"))), value)
+
+
+@each("kind", FILLED)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_every_part_of_a_run_goes_on_from_what_was_saved(kind, data, tmp_path_factory):
+    value, target = data.draw(anything(kind)), data.draw(anything(kind))
+    fill(target, saved(to_tree(value), tmp_path_factory.mktemp("codec")))
+    assert same(target, value)
 
 
 @dataclass(slots=True)
