@@ -21,7 +21,7 @@ from dapo.errors import EngineError, HookError
 from dapo.types.codec import NOT_SAVED
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import Shares
-from dapo.types.extra import Extra, cut_extra, extra_problem, joined_extra, padded_extra
+from dapo.types.extra import Extra, cut_extra, empty_extra, extra_problem, joined_extra
 from dapo.types.sent import SentByValue
 
 IntArray = NDArray[np.int64]
@@ -213,13 +213,13 @@ class Response(SentByValue):
         """
         if prefix is None or not len(prefix):
             return self
-        own = None if prefix.generated is None else np.concatenate([prefix.generated, self.sampled])
+        plain = prefix.generated is None and self.generated is None
         return replace(
             self,
             token_ids=np.concatenate([prefix.token_ids, self.token_ids]),
             logprobs=np.concatenate([prefix.logprobs, self.logprobs]),
             versions=np.concatenate([prefix.versions, self.versions]),
-            generated=own,
+            generated=None if plain else np.concatenate([prefix.sampled, self.sampled]),
             extra=self._extra_behind(prefix),
             turns=prefix.turns,
         )
@@ -227,40 +227,38 @@ class Response(SentByValue):
     def _extra_behind(self, prefix: Response) -> Extra:
         if not len(self):
             return prefix.extra
-        earlier = prefix.extra
-        if not prefix.model_tokens:  # an environment spoke first: no engine has said which arrays there are
-            none = {name: values[:0] for name, values in self.extra.items()}
-            earlier = padded_extra(none, len(prefix))
+        # where an environment spoke first, no engine has said which arrays there are
+        earlier = prefix.extra if prefix.model_tokens else empty_extra(self.extra, len(prefix))
         try:
             return joined_extra(earlier, self.extra)
         except ValueError as error:
-            raise EngineError(
-                f"response {self.key}: {error}. An engine gives the same arrays for every token"
-            ) from None
+            told = f"response {self.key}: {error}. An engine gives the same arrays for every token"
+            raise EngineError(told) from None
 
     def with_given(self, token_ids: IdArray, version: int = 0) -> Response:
-        """Return it with tokens behind that no policy sampled; ``version``: of the weights, where they come first."""
-        count, last = len(token_ids), self.versions[-1:] if len(self) else np.full(1, version, np.int32)
-        return replace(
-            self,
-            token_ids=np.concatenate([self.token_ids, token_ids]),
-            logprobs=np.concatenate([self.logprobs, np.zeros(count, np.float32)]),
-            versions=np.concatenate([self.versions, np.repeat(last, count)]),
-            generated=np.concatenate([self.sampled, np.zeros(count, np.bool_)]),
-            extra=padded_extra(self.extra, count),
-        )
+        """Return it, unfinished, with tokens behind that no policy sampled.
 
-    def cut(self, count: int) -> Response:
-        """Return its first ``count`` tokens."""
-        if count == len(self):
+        Args:
+            token_ids: of the tokens.
+            version: of the weights, where they are the first; else it is that of the token before them.
+        """
+        count, last = len(token_ids), self.versions[-1] if len(self) else version
+        none = np.zeros(count, np.float32), np.full(count, last, np.int32)
+        extra, given = empty_extra(self.extra, count), np.zeros(count, np.bool_)
+        return Response(token_ids, *none, generated=given, extra=extra, key=self.key).behind(self)
+
+    def cut(self, stop: int, *, first: int = 0) -> Response:
+        """Return its tokens from ``first`` up to ``stop``."""
+        if first == 0 and stop == len(self):
             return self
+        span, kept = slice(first, stop), cut_extra(self.extra, len(self) - stop)
         return replace(
             self,
-            token_ids=self.token_ids[:count],
-            logprobs=self.logprobs[:count],
-            versions=self.versions[:count],
-            generated=None if self.generated is None else self.generated[:count],
-            extra=cut_extra(self.extra, len(self) - count),
+            token_ids=self.token_ids[span],
+            logprobs=self.logprobs[span],
+            versions=self.versions[span],
+            generated=None if self.generated is None else self.generated[span],
+            extra={name: values[first:] for name, values in kept.items()},
         )
 
 

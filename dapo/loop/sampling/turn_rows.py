@@ -26,19 +26,10 @@ def present(whole: Response, first: int) -> Response | None:
     """Return the tokens of a row that begins at ``first``, as far as it got; None: it has none."""
     if len(whole) == first:
         return None
-    return replace(
-        whole,
-        token_ids=whole.token_ids[first:],
-        logprobs=whole.logprobs[first:],
-        versions=whole.versions[first:],
-        generated=None if whole.generated is None else whole.generated[first:],
-        extra={name: values[first:] for name, values in whole.extra.items()},
-        turns=tuple(
-            Turn(turn.first - first, turn.stop - first, turn.who, turn.text)
-            for turn in whole.turns
-            if turn.first >= first
-        ),
+    turns = tuple(
+        Turn(turn.first - first, turn.stop - first, turn.who, turn.text) for turn in whole.turns if turn.first >= first
     )
+    return replace(whole.cut(len(whole), first=first), turns=turns)
 
 
 def before(prompt_ids: IntArray, episode: Response, turn: Turn) -> IntArray:
