@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -388,17 +388,17 @@ class TensorSum(NamedTuple):
     value: int  # ``dapo.models.checksum.checksum`` of its values
 
 
-class HasTokens(Protocol):
-    """Facts of a response that a forward pass needs."""
+@dataclass(frozen=True, slots=True)
+class TokenRow(SentByValue):
+    """A prompt and its response, or a part of one: what a forward pass needs.
 
-    @property
-    def group(self) -> int: ...  # rows of one group share their prompt, which is computed once
+    >>> TokenRow(0, prompt_ids=np.array([5, 1]), token_ids=np.array([7, 2])).group
+    0
+    """
 
-    @property
-    def prompt_ids(self) -> IdArray: ...
-
-    @property
-    def token_ids(self) -> IdArray: ...
+    group: int  # rows of one group share their prompt, which is computed once
+    prompt_ids: IdArray  # [prompt tokens]
+    token_ids: IdArray  # [response tokens]
 
 
 def by_response(rows: Sequence[Any]) -> list[list[int]]:
@@ -409,7 +409,7 @@ def by_response(rows: Sequence[Any]) -> list[list[int]]:
     return list(responses.values())
 
 
-def by_prompt(rows: Sequence[HasTokens]) -> list[list[int]]:
+def by_prompt(rows: Sequence[TokenRow]) -> list[list[int]]:
     """Row indices by group, in order of first appearance. Rows of one group with unequal prompts do not share."""
     groups: dict[tuple[int, bytes], list[int]] = {}
     for index, row in enumerate(rows):
@@ -418,34 +418,18 @@ def by_prompt(rows: Sequence[HasTokens]) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRow:
-    """A response of which only log-probabilities are wanted.
-
-    >>> TokenRow(0, prompt_ids=np.array([5, 1]), token_ids=np.array([7, 2])).group
-    0
-    """
-
-    group: int
-    prompt_ids: IdArray  # [prompt tokens]
-    token_ids: IdArray  # [response tokens]
-
-
-@dataclass(frozen=True, slots=True)
-class Row(SentByValue):
+class Row(TokenRow):
     """One response as the learner receives it, or a part of one. Log-probabilities are in nats.
 
     Arrays are [response tokens] unless said. ``loss_weight`` and ``advantage`` are those of the whole response.
 
     >>> tokens = {"token_ids": np.array([7, 2]), "loss_mask": np.array([True, False])}
     >>> made = {"sampler_logprobs": np.float32([-0.1, -0.4]), "versions": np.int32([3, 3])}
-    >>> Row(0, 0, np.array([5, 1]), **tokens, **made, loss_weight=0.5, advantage=1.0).loss_weights().tolist()
+    >>> Row(0, np.array([5, 1]), **tokens, sample=0, **made, loss_weight=0.5, advantage=1.0).loss_weights().tolist()
     [0.5, 0.0]
     """
 
-    group: int  # rows of one group share their prompt, which is computed once
     sample: int  # index of the response in its group
-    prompt_ids: IdArray  # [prompt tokens]
-    token_ids: IdArray
     loss_mask: BoolArray  # tokens that carry loss
     sampler_logprobs: FloatArray  # of the engine that made them, at the sampling temperature
     versions: VersionArray  # of the weights that made each token

@@ -14,7 +14,6 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 from dapo.types.batch import (
     FloatArray,
     Group,
-    HasTokens,
     Key,
     Learned,
     LearnStep,
@@ -27,6 +26,7 @@ from dapo.types.batch import (
     Score,
     TensorSum,
     Ticket,
+    TokenRow,
     TokenTrace,
 )
 from dapo.types.evaluation import EvaluationProgress, EvaluationResult
@@ -215,7 +215,7 @@ class Learner(Protocol):
             LearnerError: by ``result``: too many gradients in a row were not finite.
         """
 
-    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Handle[list[FloatArray]]:
+    def logprobs(self, rows: Sequence[TokenRow], of: Of = "policy") -> Handle[list[FloatArray]]:
         """Log-probability of every response token under the present weights, at the sampling temperature.
 
         With ``reference`` under those of the reference, which a learner has only where it was made with one; the
@@ -249,7 +249,7 @@ class KnowsRounding(Protocol):
     Example: ``dapo.learner.driver.LearnerDriver``.
     """
 
-    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+    def rounding(self, rows: Sequence[TokenRow]) -> FloatArray | None:
         """Return how far rounding moves each response token's log-probability, nats, all rows in one array.
 
         The model's own forward pass, as transformers has it, runs in its type and in a wider one. None where that

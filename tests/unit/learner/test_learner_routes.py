@@ -120,7 +120,7 @@ def prompts_of(count=3):
 def row_of(event, prompt, **options) -> Row:
     given = {"extra": dict(event.extra), "versions": event.versions} | options
     tokens = len(event.token_ids)
-    return Row(event.key.group, event.key.sample, prompt, event.token_ids, np.ones(tokens, bool), event.logprobs,
+    return Row(event.key.group, prompt, event.token_ids, event.key.sample, np.ones(tokens, bool), event.logprobs,
                loss_weight=0.01, advantage=1.0, **given)  # fmt: skip
 
 

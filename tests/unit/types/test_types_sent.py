@@ -17,7 +17,7 @@ UNFINISHED = Response(*MADE, generated=np.array([True, False]), extra={"routing"
 FAILED = Response(*MADE, FinishReason.FAILED, key=Key("train", 3, 0), tick=5, reason="why", engine=2)
 REQUEST = SampleRequest(Key("train", 3, 0), MADE[0], SamplingParams(8), 11, UNFINISHED, priority=4, engine=1, keep=True)
 DONE = Response(*MADE, FinishReason.STOP, "7", answer="7", thinking=1, closed=False, scores={"won": 1.0})
-ROW = Row(1, 2, MADE[0], MADE[0], np.array([True, False]), *MADE[1:], 0.5, -1.0, traced=True, part=3)
+ROW = Row(1, MADE[0], MADE[0], 2, np.array([True, False]), *MADE[1:], 0.5, -1.0, traced=True, part=3)
 
 
 @each(
