@@ -164,7 +164,7 @@ def _selection(data: RunData, history: History) -> Iterator[RenderableType]:
         )
     if settings.greso is not None:
         yield _say(
-            f"GRESO: p_easy {history.p_easy:.2f}, p_hard {history.p_hard:.2f}; "
+            f"GRESO: p_easy {history.greso.p_easy:.2f}, p_hard {history.greso.p_hard:.2f}; "
             f"{int((history.streak > 0).sum()):,} prompts are skipped at times (no variance at their last visits).",
             QUIET,
         )

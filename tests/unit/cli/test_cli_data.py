@@ -168,7 +168,7 @@ def test_sources_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_retired_and_skipped_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = make_prompts(10)
     settings = {"algorithm": {"dynamic_sampling": {"selection": {"retire": {"at": 0.75, "review": 0.1}, "greso": {}}}}}
-    known = history(prompts, p_easy=0.25, p_hard=0.75)
+    known = history(prompts, greso={"p_easy": 0.25, "p_hard": 0.75})
     text = told(capsys, make_run(tmp_path / "r", prompts=prompts, history=known, settings=settings, rows=[step_row(3)]))
     assert (
         "3 of them are retired (pass rate of the last visit at least 75%); one in 10 of their turns is a review" in text

@@ -21,9 +21,9 @@ from dapo.environments.worker import Load
 from dapo.errors import RecipeError
 from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import Episodes
-from dapo.loop.sampling.groups import load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
-from dapo.types.batch import MODEL
+from dapo.types.batch import MODEL, Partial
+from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 from dapo.types.row_parts import parts_of
 
@@ -278,7 +278,7 @@ def test_an_episode_taken_back_is_played_again_after_a_kill(mailbox, agent, turn
         first.pump(0.0)
     first.pump(0.0)
     found = {one.key.group: one for one in first.recall("train")}
-    parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items()}
+    parts = {n: from_tree(Partial, to_tree(one.partial())) for n, one in found.items()}
     assert any(part.turns for part in parts.values())
     left = {n: part if len(part) else None for n, part in parts.items()}
     rest = drain(mailbox(agent), requests(4, limit=200, prefixes=left))
