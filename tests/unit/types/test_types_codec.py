@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 from each import each
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -32,6 +32,7 @@ from dapo.types.enums import FinishReason
 
 SAVED = [Prompt, Turn, Response, Score, Group, OpenGroup]
 FILLED = [Greso, Refill, Account, Best, Healthy, Counters]
+FEW = settings(max_examples=20, deadline=None, phases=[Phase.generate])  # a smaller example takes minutes to find
 DTYPES = [np.dtype(name) for name in ("i1", "i4", "i8", "f4", "f8", "?")]
 
 
@@ -82,26 +83,30 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)
 
 
+def differing(a: Any, b: Any) -> list[str]:
+    return [one.name for one in fields(a) if not same(getattr(a, one.name), getattr(b, one.name))]
+
+
 def saved(tree: Any, folder: Any) -> Any:
     save_tree({"tree": tree}, folder, "state")
     return load_tree(folder, "state")["tree"]
 
 
 @each("kind", SAVED)
-@settings(max_examples=20, deadline=None)
+@FEW
 @given(data=st.data())
 def test_every_saved_class_comes_back_as_it_was(kind, data, tmp_path_factory):
     value = data.draw(anything(kind))
-    assert same(from_tree(kind, saved(to_tree(value), tmp_path_factory.mktemp("codec"))), value)
+    assert differing(from_tree(kind, saved(to_tree(value), tmp_path_factory.mktemp("codec"))), value) == []
 
 
 @each("kind", FILLED)
-@settings(max_examples=20, deadline=None)
+@FEW
 @given(data=st.data())
 def test_every_part_of_a_run_goes_on_from_what_was_saved(kind, data, tmp_path_factory):
     value, target = data.draw(anything(kind)), data.draw(anything(kind))
     fill(target, saved(to_tree(value), tmp_path_factory.mktemp("codec")))
-    assert same(target, value)
+    assert differing(target, value) == []
 
 
 @dataclass(slots=True)
