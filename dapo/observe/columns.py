@@ -137,7 +137,7 @@ def fallen_said(changes: Sequence[Changed], evaluations: Sequence[AccuracyPoint]
     if not worst:
         return ""
     parts = [
-        f"{one.value} from {percent(one.before)} to {percent(one.after)} ({counted(one.problems, 'problem')} of "
+        f"where {one.value}, from {percent(one.before)} to {percent(one.after)} ({counted(one.problems, 'problem')} of "
         f"{shorten(clean(one.value.set, newlines=False), 40)}; by {-100 * one.change.high:.1f} to "
         f"{-100 * one.change.low:.1f} points)"
         for one in worst[:LISTED]
@@ -145,4 +145,4 @@ def fallen_said(changes: Sequence[Changed], evaluations: Sequence[AccuracyPoint]
     if len(worst) > LISTED:
         parts.append(f"and {counted(len(worst) - LISTED, 'more value')}")
     first, last = evaluations[0].step, evaluations[-1].step
-    return f"Held-out accuracy fell on a part of the data from step {first} to step {last}: {'; '.join(parts)}."
+    return f"Held-out accuracy fell from step {first} to step {last} {'; '.join(parts)}."

@@ -91,7 +91,7 @@ def test_the_change_on_a_value_worked_by_hand():
     assert not minus.fell
     said = fallen_said([minus, plus], points)
     assert said == (
-        "Held-out accuracy fell on a part of the data from step 0 to step 9: kind = plus from 100.0% to 0.0% "
+        "Held-out accuracy fell from step 0 to step 9 where kind = plus, from 100.0% to 0.0% "
         f"(4 problems of held_out; by {200 / 3 - 100 * half:.1f} to {-100 * plus.change.low:.1f} points)."
     )
     assert fallen_said([minus], points) == ""
