@@ -48,22 +48,19 @@ def _flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
         name = f"{before}{utf8(str(key))}"
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}.")
-        elif not _is_missing(value):
-            yield name, _short(value)
-
-
-def _is_missing(value: object) -> bool:
-    if isinstance(value, str):
-        return not value.strip()
-    return value is None or (isinstance(value, float) and math.isnan(value))
+        elif (text := _short(value)) != "":
+            yield name, text
 
 
 def _short(value: object) -> str | None:
+    """Return a value as a text, "" if it is missing; None if it is of another kind, or long."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return str(int(value)) if abs(value) <= LARGEST and value == int(value) else None
-    return utf8(value) if isinstance(value, str) and len(value) <= LONGEST else None
+    return utf8(value.strip()) if isinstance(value, str) and len(value) <= LONGEST else None
 
 
 # ---------------------------------------------------------------------------------------------------- evaluations
