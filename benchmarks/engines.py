@@ -30,7 +30,7 @@ from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import model_tensors
+from dapo.models.weight_files import model_tensors
 from dapo.types.batch import SampleRequest, SamplingParams, Ticket
 from dapo.weights.shared import offer
 

@@ -45,7 +45,7 @@ from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.precision import PRECISIONS, product_rate, product_seconds
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import model_tensors
+from dapo.models.weight_files import model_tensors
 from dapo.types.batch import LearnStep, Row, SampleRequest, SamplingParams, Ticket
 from dapo.weights.shared import offer
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dapo.loop.algorithm import Algorithm
+from dapo.algorithms.algorithm import Algorithm
 from dapo.types.batch import (
     Completion,
     Group,

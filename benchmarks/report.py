@@ -270,8 +270,8 @@ def measure(part: str, folder: Path) -> dict[str, Any]:
 def report(folder: Path) -> dict[str, Any]:
     """``dapo report``: the command's work, from its own imports on."""
     began, cpu = time.perf_counter(), time.process_time()
+    from dapo.report.page_files import write_report
     from dapo.report.reader import read_run
-    from dapo.report.write import write_report
 
     seconds = {"import": time.perf_counter() - began}
     at = time.perf_counter()

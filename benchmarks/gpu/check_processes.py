@@ -16,7 +16,7 @@ from benchmarks.gpu.speed_learner import PER_PARAMETER, layer_sizes
 from benchmarks.gpu.timing import peak_bytes, reset_peak
 from dapo.models.checksum import checksum
 from dapo.models.memory import activation_bytes
-from dapo.models.weights import model_tensors, write_weights
+from dapo.models.weight_files import model_tensors, write_weights
 from dapo.types.batch import Ticket
 from dapo.weights.ipc import lend
 from dapo.weights.sets import WeightSets

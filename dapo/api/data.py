@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import TrainSource
-from dapo.data.hub import HUB_PREFIX
+from dapo.data.hub_sets import HUB_PREFIX
 from dapo.data.readers import READERS
 from dapo.data.values import as_json
 from dapo.errors import DataError

@@ -17,7 +17,7 @@ from dapo.api.data import sources
 from dapo.api.notebook import console_for
 from dapo.api.recipe import RewardLike, overrides_of, reward_sections
 from dapo.api.run import Records, Run
-from dapo.cli.evaluate import evaluation_recipe
+from dapo.cli.evaluate_recipe import evaluation_recipe
 from dapo.errors import AccuracyUnknown, RecipeError
 from dapo.observe.evaluation_table import Shown, table
 from dapo.observe.log import warnings_to

@@ -11,10 +11,10 @@ from typing import Any
 
 from dapo.algorithms.objective import Objective
 from dapo.api.data import sources
-from dapo.config.files import parse_yaml, read_recipe_file
 from dapo.config.load import LoadedRecipe, apply_settings, load_recipe, recipe_from_dict
 from dapo.config.schema import Recipe
 from dapo.config.shipped import find_recipe
+from dapo.config.yaml_files import parse_yaml, read_recipe_file
 from dapo.errors import RecipeError
 from dapo.hooks import give, is_object
 

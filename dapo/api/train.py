@@ -14,10 +14,10 @@ from dapo.api.evaluation import Evaluation
 from dapo.api.notebook import console_for
 from dapo.api.recipe import RecipeLike, RewardLike, ask, hooks_of, overrides_of
 from dapo.api.run import Run, open_run
-from dapo.config.files import RESOLVED
 from dapo.config.load import load_recipe
 from dapo.config.resume import Change, load_for_resume
 from dapo.config.schema import Recipe
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import DataError, RecipeError
 from dapo.hooks import give_as, is_object
 from dapo.loop.reinforcement import Reinforcement

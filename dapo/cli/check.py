@@ -37,10 +37,10 @@ from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.deployment import Deployment, deployment_of
-from dapo.config.problems import brief
+from dapo.config.faults import brief
 from dapo.errors import ModelError, RewardError, Unreachable
 from dapo.loop.sampling.prompts import least_kept
-from dapo.observe.extra import PICTURES, missing
+from dapo.observe.report_extra import PICTURES, missing
 from dapo.types.model import ModelFacts
 from dapo.words import counted, in_a_row
 
@@ -108,7 +108,7 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
         EpisodeError: an episode of the environment fails.
         HookError: a function of the algorithm raises, or returns something else than it must.
     """
-    from dapo.cli.check_environment import play_episode
+    from dapo.cli.check_episodes import play_episode
     from dapo.cli.check_overlap import overlap_lines
     from dapo.cli.check_rewards import try_rewards
     from dapo.data import prepare

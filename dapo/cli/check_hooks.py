@@ -15,8 +15,8 @@ from dapo.types.batch import Completion, Group, Prompt, Score
 from dapo.types.enums import FinishReason, Verdict
 
 if TYPE_CHECKING:
+    from dapo.algorithms.algorithm import Algorithm
     from dapo.algorithms.losses import LossInputs
-    from dapo.loop.algorithm import Algorithm
 
 _KINDS = {"mixed": (1.0, 0.0, 1.0, 0.0), "all right": (1.0, 1.0, 1.0, 1.0), "all wrong": (0.0, 0.0, 0.0, 0.0)}
 """Accuracy of the first four responses; a truncated and an unscored one follow in every group."""

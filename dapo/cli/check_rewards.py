@@ -14,7 +14,7 @@ from dapo.config.schema import Reward
 from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
 from dapo.rewards.code import find_program
-from dapo.rewards.text import read_golds
+from dapo.rewards.compared_text import read_golds
 from dapo.types.batch import Completion, Key, Prompt, Score
 from dapo.types.enums import FinishReason
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dapo.cli.errors import tell_error
+from dapo.cli.error_lines import tell_error
 from dapo.config import LoadedRecipe
 from dapo.config.shipped import short_name
 from dapo.errors import DapoError

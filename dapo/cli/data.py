@@ -18,11 +18,11 @@ from dapo.errors import CheckpointError
 from dapo.observe.columns import changes_by_value, fallen_said
 from dapo.observe.evaluations import read_held_out
 from dapo.observe.held_out import accuracy_of
+from dapo.observe.live_view import ACCENT, BAD, GOOD, QUIET
 from dapo.observe.metrics import Row, series
 from dapo.observe.prompts import History, Standing
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, number, percent, shorten, sparkline
-from dapo.observe.view import ACCENT, BAD, GOOD, QUIET
 from dapo.observe.why import LATER, by_verdict, heartbeat, start_said, why
 from dapo.types.batch import BoolArray, IntArray
 from dapo.types.enums import Verdict

@@ -32,7 +32,7 @@ def import_recipe(
     """Another trainer's configuration as a recipe, each line with its origin. Nothing in it is executed."""
     from dapo.importing.convert import import_file
     from dapo.importing.reading import Listed
-    from dapo.importing.recipe import ARGUMENTS
+    from dapo.importing.recipe_text import ARGUMENTS
 
     if out is not None and out.exists() and not force:
         raise RecipeError(f"{out} exists; give another name, or --force to write over it")
@@ -66,7 +66,7 @@ def import_recipe(
 
 def _say(made: Imported, where: TextIO) -> None:
     """Print what a user has to know before a run: cautions, lines to fill in, settings that are not known."""
-    from dapo.config.problems import visible
+    from dapo.config.faults import visible
     from dapo.config.secret_text import redact_text
     from dapo.importing.reading import Listed
 

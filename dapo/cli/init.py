@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.cli.init_form import SMALL, Form, form_of, formulas, reward_of, with_room
-from dapo.config.files import parse_yaml
+from dapo.config.faults import brief
 from dapo.config.load import recipe_from_dict
-from dapo.config.problems import brief
 from dapo.config.schema import Recipe
-from dapo.config.write import to_yaml
+from dapo.config.write_yaml import to_yaml
+from dapo.config.yaml_files import parse_yaml
 from dapo.data.answers import Answers
 from dapo.data.formats import RawProblem, fields_line, to_problems
 from dapo.data.readers import read_records

@@ -11,8 +11,8 @@ from typing import Any
 
 from dapo.data.formats import RawProblem
 from dapo.errors import DataError
+from dapo.rewards.compared_text import read_golds
 from dapo.rewards.last_number import read_gold
-from dapo.rewards.text import read_golds
 
 SMALL = 300_000_000
 r"""Parameters below which a model answers with one line: it never writes ``\boxed{}``, and reasons no further."""

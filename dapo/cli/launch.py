@@ -42,9 +42,9 @@ def launch_new(recipe: str, overrides: Sequence[str], *, dry_run: bool) -> int:
         RecipeError: the recipe is refused, holds a secret, or its run exists.
         SchedulerError: Slurm is not here, or did not take the job.
     """
-    from dapo.config.files import RESOLVED
     from dapo.config.load import load_recipe
     from dapo.config.shipped import short_name
+    from dapo.config.yaml_files import RESOLVED
     from dapo.observe.run_name import with_free_name
 
     loaded, changes = load_recipe(recipe, overrides), [*overrides]
@@ -83,8 +83,8 @@ def launch_again(run: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
 
 def _check_secrets(loaded: LoadedRecipe, overrides: Sequence[str]) -> None:
     """Raise RecipeError for a secret of the recipe or of an override: a job's recipe and its script are files."""
-    from dapo.config.files import parse_yaml
     from dapo.config.secrets import hidden_in, redact_override
+    from dapo.config.yaml_files import parse_yaml
     from dapo.run.slurm import RECIPE
 
     hidden = list(hidden_in(parse_yaml(loaded.resolved, RECIPE)[0]))

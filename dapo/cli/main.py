@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from dapo import __version__
 from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
 from dapo.cli.completion import complete_key, complete_name
-from dapo.cli.errors import tell_error
+from dapo.cli.error_lines import tell_error
 from dapo.cli.importing import import_recipe
 from dapo.cli.launch import launch
 from dapo.cli.models import evaluate, export
@@ -135,8 +135,8 @@ def _usage_error(error: Exception) -> RecipeError:
 
 def _of_flag(flag: str) -> str:
     """Return what to write in place of a flag that is another trainer's key, or a setting of ours; "" for neither."""
-    from dapo.config.peers import peer_hint
-    from dapo.config.problems import nearest
+    from dapo.config.faults import nearest
+    from dapo.config.peer_names import peer_hint
 
     if hint := peer_hint(flag):
         return f"{hint}. Settings are written KEY=VALUE here; whole commands: dapo import SCRIPT"

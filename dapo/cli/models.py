@@ -65,7 +65,7 @@ def evaluate(
     ] = False,
 ) -> int:
     """Accuracy with its interval, pass@k, majority vote, lengths and truncation, per data set."""
-    from dapo.cli.evaluate import evaluation_recipe, recipe_against
+    from dapo.cli.evaluate_recipe import evaluation_recipe, recipe_against
 
     options = {
         "validation.samples": samples,
@@ -103,8 +103,8 @@ def export(
     ] = False,
 ) -> int:
     """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads, with a model card."""
-    from dapo.config.files import RESOLVED
     from dapo.config.resume import no_run
+    from dapo.config.yaml_files import RESOLVED
 
     out = folder or option
     if out is None or (folder and option):

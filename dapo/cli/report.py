@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dapo.errors import DataError, RecipeError
+from dapo.observe.live_view import BAD, GOOD, QUIET
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean
-from dapo.observe.view import BAD, GOOD, QUIET
 from dapo.report.machines import in_one_line
 from dapo.report.page_data import RunView
 from dapo.words import counted
@@ -43,8 +43,8 @@ def report_runs(
         raise RecipeError(f"--budget-mb {budget_mb:g}: a page without rollouts takes up to {LEAST_MB:g} MB; give more")
     console = console or Console(highlight=False)
     folders = list({path.resolve(): RunFolder.open(path) for path in runs}.values())  # all are checked before work
+    from dapo.report.page_files import write_report
     from dapo.report.reader import read_run
-    from dapo.report.write import write_report
 
     target = out or _default_folder(folders)
     written = write_report([read_run(folder.path) for folder in folders], target, int(budget_mb * 1e6))

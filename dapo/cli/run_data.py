@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_state
-from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
+from dapo.config.yaml_files import MOST_BYTES, parse_yaml
 from dapo.errors import CheckpointError, DataError, RecipeError
-from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.prompts import History, Standing, read_prompts
 from dapo.observe.rollouts import read_rollouts
+from dapo.observe.run_files import open_regular, read_regular
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.shares import settings_of, shares_of
 from dapo.observe.status import read_filling, read_status

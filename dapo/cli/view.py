@@ -17,7 +17,7 @@ from rich.text import Text
 
 from dapo import __version__
 from dapo.errors import RecipeError
-from dapo.observe.extra import PAGES, check_installed
+from dapo.observe.report_extra import PAGES, check_installed
 
 PORT = 6116
 """The first port to try: of no other tool that a machine for training usually runs."""

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import PurePath
 from typing import Any
 
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.schema import Data, DataSource, Recipe, Reward
 from dapo.metrics.names import name_problem, reward_name_problem
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.schema import Recipe
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dapo.config.deployment import Deployment
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.schema import Recipe
 from dapo.config.schema.kinds import MicroBatchMean
 

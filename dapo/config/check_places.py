@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dapo.config.deployment import Deployment
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.schema import Recipe
 from dapo.config.section import MOST_MANY
 from dapo.words import divisors

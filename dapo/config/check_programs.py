@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.schema import Recipe, Reward
 
 PLACES = ("problem", "prompt", "response", "answer")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dapo.config.check_data import source_name
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.schema import DataSource, Recipe, Sft, SftSource
 
 SUFFIX = "-sft"

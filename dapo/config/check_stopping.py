@@ -7,7 +7,7 @@ from typing import Literal
 
 from dapo.config.check_data import source_name
 from dapo.config.check_sft import sft_source_name
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.schema import Recipe
 from dapo.metrics.glossary import GLOSSARY, lookup
 

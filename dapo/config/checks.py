@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from dapo.config.deployment import Deployment
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.schema.kinds import Mask

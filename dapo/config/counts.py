@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.config.check_slurm import gpus_per_option
 from dapo.config.deployment import Deployment, deployment_of
-from dapo.config.problems import Broken, Problem
+from dapo.config.faults import Broken, Problem
 from dapo.config.schema import Recipe
 from dapo.config.settings import value_at
 from dapo.system import gpu_count

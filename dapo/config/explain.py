@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from dapo.config.peers import PEER_KEYS, PEER_WORDS, apart_hint, peer_entry, peer_hint, peer_metric
+from dapo.config.faults import brief, nearest, visible
+from dapo.config.peer_names import PEER_KEYS, PEER_WORDS, apart_hint, peer_entry, peer_hint, peer_metric
 from dapo.config.presets import PRESETS
-from dapo.config.problems import brief, nearest, visible
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, generic, settings, value_at
 from dapo.errors import RecipeError

@@ -14,10 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from dapo.config.check_sft import for_sft, read_by_sft, read_by_train, unread_by_sft, unread_by_train
 from dapo.config.counts import count_auto
-from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
-from dapo.config.kinds import spelled, spelled_value, take_out
-from dapo.config.presets import preset_settings
-from dapo.config.problems import (
+from dapo.config.faults import (
     Origin,
     Problem,
     brief,
@@ -27,6 +24,8 @@ from dapo.config.problems import (
     unknown_key,
     visible,
 )
+from dapo.config.kind_sections import spelled, spelled_value, take_out
+from dapo.config.presets import preset_settings
 from dapo.config.rules import check
 from dapo.config.schema import Recipe
 from dapo.config.secret_text import HIDDEN
@@ -36,7 +35,8 @@ from dapo.config.shipped import find_recipe
 from dapo.config.staleness import follow_staleness
 from dapo.config.unread import unread
 from dapo.config.unusual import warnings_of
-from dapo.config.write import to_yaml, without_secrets
+from dapo.config.write_yaml import to_yaml, without_secrets
+from dapo.config.yaml_files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
 from dapo.errors import RecipeError
 
 Difference = dict[str, tuple[Any, Any]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dapo.config.faults import brief
 from dapo.config.load import difference_from_preset
 from dapo.config.presets import PRESETS, preset_settings
-from dapo.config.problems import brief
 from dapo.config.schema import Recipe
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, settings

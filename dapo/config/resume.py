@@ -10,15 +10,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dapo.config.files import RESOLVED
+from dapo.config.faults import brief
 from dapo.config.load import LoadedRecipe, load_recipe, split_overrides
 from dapo.config.presets import preset_settings
-from dapo.config.problems import brief
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.config.section import Rule
 from dapo.config.settings import generic, settings
 from dapo.config.staleness import followers
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import CheckpointError, RecipeError
 
 

@@ -18,7 +18,7 @@ from dapo.config.check_slurm import check_slurm
 from dapo.config.check_stopping import check_stopping
 from dapo.config.checks import RULES as OF_ALL_SECTIONS
 from dapo.config.counts import check_gpus
-from dapo.config.problems import Problem
+from dapo.config.faults import Problem
 from dapo.config.schema import Recipe
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, lookup, value_of

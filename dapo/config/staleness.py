@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from dapo.config.deployment import Deployment
-from dapo.config.problems import Broken
+from dapo.config.faults import Broken
 from dapo.config.schema import DynamicSampling, Recipe
 
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from dapo.config.check_data import CHAT_ONLY, ENVIRONMENT
 from dapo.config.checks import ratio_against
 from dapo.config.deployment import Deployment
+from dapo.config.faults import Broken
 from dapo.config.mixed import mixed_by_spread
-from dapo.config.problems import Broken
 from dapo.config.schema import Clip, DataSource, EnvironmentSection, Recipe, Reward
 from dapo.config.schema.kinds import GroupAdvantage
 from dapo.config.settings import generic, settings, value_of

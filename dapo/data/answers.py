@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.config.check_data import source_name
 from dapo.config.schema import Recipe, Reward
-from dapo.data.messages import ASSISTANT, message_list
+from dapo.data.conversations import ASSISTANT, message_list
 from dapo.data.values import answer_text, plain_text
 from dapo.rewards.marks import extract_answer, unwrap
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from dapo.config.check_data import tool_problem
 from dapo.config.schema import Data
+from dapo.data.conversations import LAST, SYSTEM, Message
 from dapo.data.formats import RawProblem
-from dapo.data.messages import LAST, SYSTEM, Message
 from dapo.errors import DataError
 
 log = logging.getLogger(__name__)

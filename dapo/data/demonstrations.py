@@ -20,11 +20,11 @@ from dapo.config.check_sft import sft_source_name
 from dapo.config.schema import Data, Sft, SftSource
 from dapo.data.answers import Answers
 from dapo.data.chat import chat_text, has_template
+from dapo.data.conversations import ASSISTANT, DIALOGUES, LAST, Message, message_list
 from dapo.data.encode import CutError, encode, encode_pieces
 from dapo.data.formats import RawProblem, lookup, with_input
+from dapo.data.leaks import overlap_key
 from dapo.data.load import load_problems
-from dapo.data.messages import ASSISTANT, DIALOGUES, LAST, Message, message_list
-from dapo.data.overlap import overlap_key
 from dapo.data.readers import Record, read_records
 from dapo.data.render import make_prompts
 from dapo.data.values import as_json

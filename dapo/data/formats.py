@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from dapo.config.write import to_yaml
+from dapo.config.write_yaml import to_yaml
 from dapo.data.answers import Answers, stated_answer, worked_answer
-from dapo.data.messages import DIALOGUES, Message, dialogue, is_answered, read_messages, without_system
+from dapo.data.conversations import DIALOGUES, Message, dialogue, is_answered, read_messages, without_system
 from dapo.data.readers import Located, Record
 from dapo.data.values import answer_text, as_json, check_text, is_missing, plain_text
 from dapo.errors import DataError

@@ -10,10 +10,10 @@ from typing import Any
 from dapo.config.check_data import source_name
 from dapo.config.schema import Data, DataSource, TrainSource
 from dapo.data.answers import Answers
+from dapo.data.conversations import SYSTEM
 from dapo.data.formats import RawProblem, to_problems
-from dapo.data.messages import SYSTEM
+from dapo.data.leaks import SharedProblems, not_held_out, overlap_key
 from dapo.data.mixture import LEVEL, MixturePart
-from dapo.data.overlap import SharedProblems, not_held_out, overlap_key
 from dapo.data.readers import read_records
 from dapo.data.render import make_prompts
 from dapo.data.tasks import make_problems

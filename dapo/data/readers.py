@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.data.folders import files_of
-from dapo.data.hub import HUB_PREFIX, read_hub
+from dapo.data.hub_sets import HUB_PREFIX, read_hub
 from dapo.errors import DataError
 
 Record = dict[str, Any]

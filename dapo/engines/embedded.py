@@ -27,12 +27,12 @@ from dapo.engines.graphs import StepGraphs, make_graphs
 from dapo.engines.inbox import EngineInbox, check_idle, lost_to_the_machine
 from dapo.engines.kept import Kept, KeptSlots, Past
 from dapo.engines.pools import Prefilled
+from dapo.engines.received_weights import take_weights, tensor_sums
 from dapo.engines.requests import Gate, sequence_of, token_count
 from dapo.engines.roster import Roster
 from dapo.engines.sampling import Candidates, SamplingSettings, draw_mixed
 from dapo.engines.slots import check_slots, choose_slots, kept_bytes
 from dapo.engines.traffic import read, send
-from dapo.engines.weights import take_weights, tensor_sums
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import give_back

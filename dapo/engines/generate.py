@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dapo.engines.generic import sampling_mode
 from dapo.engines.inbox import EngineInbox, check_idle, lost_to_the_machine
+from dapo.engines.received_weights import take_weights, tensor_sums
 from dapo.engines.requests import Gate, sequence_of
 from dapo.engines.roster import Roster
 from dapo.engines.sampling import draw_mixed
-from dapo.engines.weights import take_weights, tensor_sums
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket

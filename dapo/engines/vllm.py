@@ -36,7 +36,7 @@ from dapo.engines.vllm_worker import WeightWorker as WeightWorker  # servers may
 from dapo.errors import EngineError
 from dapo.links import install
 from dapo.models.adapter import is_adapter, write_adapter_parts
-from dapo.models.weights import read_shapes, write_weights
+from dapo.models.weight_files import read_shapes, write_weights
 from dapo.system import shared_memory
 from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.types.enums import FinishReason

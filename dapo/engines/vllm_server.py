@@ -25,7 +25,7 @@ from dapo.engines.vllm_startup import ServerFacts, inspect
 from dapo.engines.vllm_sums import together
 from dapo.errors import EngineError
 from dapo.http import Background
-from dapo.models.weights import read_shapes
+from dapo.models.weight_files import read_shapes
 from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.weights.routes import unknown_route
 from dapo.weights.sets import SETS

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dapo.engines.vllm_sums import MIXTRAL, name_in, weight_sums
-from dapo.models.weights import read_weights
+from dapo.models.weight_files import read_weights
 
 
 class Lease(NamedTuple):

@@ -16,10 +16,10 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from dapo.environments.call_formats import Reader
+from dapo.environments.chat_requests import Completed, Sampling
 from dapo.environments.endpoint import Conversation, Endpoint
-from dapo.environments.formats import Reader
 from dapo.environments.forms import Form
-from dapo.environments.requests import Completed, Sampling
 from dapo.errors import RecipeError
 from dapo.types.batch import Prompt
 from dapo.types.environment import Abilities, Ended, ModelTurn, Reply

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.environments.requests import BadRequest, Completed, Requested, Sampling, read_request, shown_error
+from dapo.environments.chat_requests import BadRequest, Completed, Requested, Sampling, read_request, shown_error
 
 MOST_HEADERS = 1 << 14  # bytes of a request's head
 MOST_BODY = 1 << 22  # bytes of a request's body

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.environments.formats import Reader, read_calls
+from dapo.environments.call_formats import Reader, read_calls
 from dapo.environments.shapes import (
     MOST_NUMBERS,
     GymText,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dapo.sandbox.kinds import SandboxSettings, make_sandbox
 from dapo.sandbox.runs import Ran
+from dapo.sandbox.select import SandboxSettings, make_sandbox
 
 PYTHON = "python"
 """The tool's name in ``environment.tools``."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from dapo.config.schema import Data
 from dapo.data.chat import chat_text
-from dapo.environments.formats import FORMATS, PROBE, detect
+from dapo.environments.call_formats import FORMATS, PROBE, detect
 from dapo.errors import DataError, RecipeError
 from dapo.types.batch import IntArray
 

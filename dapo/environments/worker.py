@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dapo.environments.formats import FORMATS, Reader
+from dapo.environments.call_formats import FORMATS, Reader
+from dapo.environments.chat_requests import Sampling
 from dapo.environments.forms import CallTimeout, Episode, Form, checked, form_of, verified_form, within
 from dapo.environments.programs import PYTHON, ProgramSettings, python_tool
-from dapo.environments.requests import Sampling
 from dapo.environments.shapes import WrongReply
 from dapo.environments.tools import error_text
 from dapo.environments.verified import KIND, load_verified

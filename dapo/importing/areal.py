@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dapo.importing import shared
+from dapo.importing import common
+from dapo.importing.common import DS, FIX, LEN
 from dapo.importing.reading import Reading, SourceValue
-from dapo.importing.shared import DS, FIX, LEN
 
 _SCALE = "algorithm.reward_scaling"
 
@@ -37,7 +37,7 @@ def convert(r: Reading) -> None:
         nodes = r.count("cluster.n_nodes", default=1)
         r.put("slurm.nodes", nodes.value, where, nodes, note="`dapo launch` submits the job")
     on, names = r.flag("actor.use_lora", default=False), "lora_rank lora_alpha lora_dropout target_modules"
-    shared.lora(r, "actor.", names, on=on, rank=32, alpha=16)
+    common.lora(r, "actor.", names, on=on, rank=32, alpha=16)
 
 
 def _loss(r: Reading) -> None:
@@ -46,7 +46,7 @@ def _loss(r: Reading) -> None:
     r.take("algorithm.clip.high", high or low, note=note)
     sapo = r.flag("actor.use_sapo_loss", default=False)
     if sapo.value:
-        shared.other_loss(r, SourceValue("sapo", sapo.said, True))
+        common.other_loss(r, SourceValue("sapo", sapo.said, True))
     level = r.text("actor.importance_sampling_level", default="token")
     if level.value == "sequence":
         r.put("algorithm.loss.ratio", "sequence", level)
@@ -55,8 +55,8 @@ def _loss(r: Reading) -> None:
     estimator = r.text("actor.kl_estimator", default="k1")
     r.drop(estimator, "of the KL term in the reward, which is k1 here", idle=estimator.value == "k1")
     coefficient = r.need("actor.kl_ctl", default=0.1)
-    shared.kl(r, coefficient, None, in_reward=True)
-    shared.plain_learner_ratio(r)
+    common.kl(r, coefficient, None, in_reward=True)
+    common.plain_learner_ratio(r)
     apart = r.flag("actor.use_decoupled_loss", default=False)
     again = r.flag("actor.recompute_logprob", default=False)
     if apart.value or again.value:
@@ -115,7 +115,7 @@ def _groups(r: Reading) -> None:
             "algorithm.dynamic_sampling.mode=filter"
         )
     else:
-        shared.no_filter(r, on)
+        common.no_filter(r, on)
         if varying.value:
             r.say(
                 "dynamic_bs without a filter function accepts every group; with `0 < mean < 1` it is "
@@ -162,34 +162,34 @@ def _rewards(r: Reading) -> None:
     cache, own = r.number("actor.overlong_tokens"), r.number("actor.overlong_penalty_factor")
     limit = r.number("actor.max_new_tokens", default=1024)
     if not on.value or cache is None or own is None:
-        shared.no_penalty(r, on)
+        common.no_penalty(r, on)
         if on.value:
             r.say("AReaL's penalty needs actor.overlong_tokens and actor.overlong_penalty_factor, which must be given")
     else:
         same = limit is not None and limit.value == r.lines["rollout.max_response_tokens"].value
-        shared.penalty(r, None if same else limit, cache, None, on)
+        common.penalty(r, None if same else limit, cache, None, on)
         note = f"{own.value:g} x actor.reward_scaling = {factor.value:g}: AReaL scales the penalty, too"
         r.put(f"{LEN}.factor", float(own.value * factor.value), own, note=note if factor.value != 1 else "")
-    shared.reward(r, r.find("reward_fn", "train_dataset.reward_fn"))
+    common.reward(r, r.find("reward_fn", "train_dataset.reward_fn"))
 
 
 def _optimiser(r: Reading) -> None:
     optim = "actor.optimizer"
-    shared.optimizer(r, f"{optim}.type")  # its adam is AdamW
+    common.optimizer(r, f"{optim}.type")  # its adam is AdamW
     first, second = r.need(f"{optim}.beta1", default=0.9), r.need(f"{optim}.beta2", default=0.999)
     r.put("learner.betas", [first.value, second.value], first, second)
     kind, share = r.text(f"{optim}.lr_scheduler_type", default="constant"), r.number(f"{optim}.warmup_steps_proportion")
-    shared.end(r, r.number("total_train_steps"), r.number("total_train_epochs", default=1))
-    shared.schedule(r, kind, unit="rollout", share=share, note="AReaL's scheduler advances once a step")
+    common.end(r, r.number("total_train_steps"), r.number("total_train_epochs", default=1))
+    common.schedule(r, kind, unit="rollout", share=share, note="AReaL's scheduler advances once a step")
 
 
 def _running(r: Reading) -> None:
-    shared.top_k(r, "gconfig.top_k")
+    common.top_k(r, "gconfig.top_k")
     backend = r.text("allocation_mode", "rollout.backend", default="sglang")
-    shared.engine(r, SourceValue("vllm" if "vllm" in backend.value else "sglang", backend.said, backend.given))
+    common.engine(r, SourceValue("vllm" if "vllm" in backend.value else "sglang", backend.said, backend.given))
     stale = r.number("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
     if stale is not None and stale.value:
-        shared.staleness(r, stale, note="the same unit: versions of the weights")
+        common.staleness(r, stale, note="the same unit: versions of the weights")
     temperature = r.number("eval_gconfig.temperature")
     if temperature is not None and temperature.value == 0:
         r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
@@ -201,5 +201,5 @@ def _running(r: Reading) -> None:
         if found is not None and str(found.value) == "openai/gsm8k":
             found = SourceValue("openai/gsm8k:main", found.said, True)
             split = split or SourceValue("train" if part == "train" else "test", "", False)
-        shared.data(r, part, found, split, **kind)
-    shared.run_name(r, r.find("experiment_name"), r.find("trial_name"))
+        common.data(r, part, found, split, **kind)
+    common.run_name(r, r.find("experiment_name"), r.find("trial_name"))

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.config.load import difference_from_preset, recipe_from_dict
-from dapo.config.peers import ALONE, apart_row, in_section_apart, peer_entry
+from dapo.config.peer_names import ALONE, apart_row, in_section_apart, peer_entry
 from dapo.config.settings import kinds_at, lookup, options_of, settings
 from dapo.config.unread import unread
 from dapo.errors import RecipeError
-from dapo.importing import areal, huggingface, nemo, processes, skyrl, slurm, verl
-from dapo.importing.files import SourceFiles
-from dapo.importing.given import Processes, SourceFile
-from dapo.importing.method import refuse_other_methods
+from dapo.importing import areal, huggingface, nemo, ranks, skyrl, slurm, verl
+from dapo.importing.arithmetic import from_text, is_off, shown
+from dapo.importing.contents import Processes, SourceFile
+from dapo.importing.named_files import SourceFiles
 from dapo.importing.python_source import read_python
 from dapo.importing.reading import Apart, Listed, Reading, SourceValue
-from dapo.importing.recipe import ARGUMENTS, nested, recipe_text
+from dapo.importing.recipe_text import ARGUMENTS, nested, recipe_text
 from dapo.importing.recognise import SYSTEMS, recognise
 from dapo.importing.script_source import APART, read_script
-from dapo.importing.text import read_source
+from dapo.importing.source_text import read_source
+from dapo.importing.training_method import refuse_other_methods
 from dapo.importing.turns import convert_turns
-from dapo.importing.values import from_text, is_off, shown
 from dapo.importing.yaml_source import read_yaml
 
 _CONVERT: dict[str, Callable[[Reading], None]] = {
@@ -102,7 +102,7 @@ def import_text(
     convert_turns(reading)
     _CONVERT[system](reading)
     slurm.convert(reading)
-    processes.convert(reading)
+    ranks.convert(reading)
     _by_the_table(reading)
     refused = _without_idle_lines(reading)
     _without_defaults(reading)

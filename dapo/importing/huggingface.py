@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dapo.importing import shared
+from dapo.importing import common
+from dapo.importing.common import DS, FIX, LOSS
 from dapo.importing.reading import Reading, SourceValue
-from dapo.importing.shared import DS, FIX, LOSS
 
 _MODES = {
     "token_truncate": ("truncate", "cap"),
@@ -47,7 +47,7 @@ SWIFT = Defaults(1, "grpo", 0.04, 1e-5, (0.9, 0.95), "cosine", "lora")
 def convert_trl(r: Reading) -> None:
     """Write every line that needs several keys of TRL, or one of its defaults."""
     _convert(r, TRL)
-    shared.no_filter(r)
+    common.no_filter(r)
     r.say("TRL has no dynamic sampling: algorithm.dynamic_sampling.mode=filter adds it")
     _trl_correction(r)
 
@@ -65,11 +65,11 @@ def convert_swift(r: Reading) -> None:
         r.put(f"{DS}.oversample", 1.0, note="ms-swift draws whole batches")
         r.put(f"{DS}.cap.groups", float(1 + times.value), times, note=f"the batch and {times.value} more, in P groups")
         r.put(f"{DS}.cap.then", "fill", note="ms-swift trains the first batch then; `fill` keeps the good groups found")
-        shared.whole_rounds(r)
+        common.whole_rounds(r)
         r.say("ms-swift keeps groups by the weighted sum of all rewards; here the accuracy decides, as in the paper")
         r.say("where groups are missing ms-swift draws a whole new batch; here so many groups as are missing are drawn")
     else:
-        shared.no_filter(r, on)
+        common.no_filter(r, on)
     _swift_correction(r)
 
 
@@ -110,8 +110,8 @@ def _sizes(r: Reading, d: Defaults) -> None:
         batch = SourceValue(batch.value, "", True, why)
     r.put("rollout.prompts_per_step", prompts, batch, group, note=note)
     total = SourceValue(prompts, batch.said, batch.given, batch.unread)
-    shared.minibatch_of_responses(r, total, group, step)
-    shared.epochs_per_rollout(r, "num_iterations")
+    common.minibatch_of_responses(r, total, group, step)
+    common.epochs_per_rollout(r, "num_iterations")
 
 
 def _product(*founds: SourceValue) -> SourceValue:
@@ -148,29 +148,29 @@ def _loss(r: Reading, d: Defaults) -> None:
         r.put(f"{LOSS}.reduction.weighted", False, kind)
         r.say("bnpo is a mean over micro-batches; meant is algorithm.loss.reduction=token_mean, as in the paper")
     if kind.value == "sapo":
-        shared.other_loss(r, kind)
+        common.other_loss(r, kind)
     level = r.text("importance_sampling_level", default="token")
     if level.value == "sequence":
         r.put(f"{LOSS}.ratio", "sequence", level)
     elif level.value != "token":
         r.drop(level, "ratios of tokens or of sequences are here")
     in_reward = r.flag("kl_in_reward", default=False)
-    shared.kl(r, r.need("beta", default=d.beta), None, in_reward=in_reward if in_reward.value else False)
-    shared.plain_learner_ratio(r)
+    common.kl(r, r.need("beta", default=d.beta), None, in_reward=in_reward if in_reward.value else False)
+    common.plain_learner_ratio(r)
     scale = r.text("scale_rewards", default="group")
     words = {"group": "group_std", "true": "group_std", "batch": "batch_std", "none": "none", "false": "none"}
     if scale.value == "gdpo":
-        shared.estimator(r, scale, "group_std")
+        common.estimator(r, scale, "group_std")
     elif not r.choose("algorithm.advantage.scale", scale, words):
         r.replace(scale, "rewards are divided by the group's deviation here")
     kind = r.text("advantage_estimator", default="grpo")
     if kind.value != "grpo":
-        shared.estimator(r, kind, r.lines["algorithm.advantage.scale"].value)
+        common.estimator(r, kind, r.lines["algorithm.advantage.scale"].value)
 
 
 def _rewards(r: Reading) -> None:
     filtered = r.flag("overlong_filter", "mask_truncated_completions", default=False)
-    shared.overlong_filtering(r, filtered)
+    common.overlong_filtering(r, filtered)
     funcs, weights = r.find("reward_funcs"), r.find("reward_weights")
     names = funcs.value if funcs and isinstance(funcs.value, list) else [funcs.value] if funcs else []
     factors = weights.value if weights and isinstance(weights.value, list) else [weights.value] if weights else []
@@ -181,7 +181,7 @@ def _rewards(r: Reading) -> None:
         if r.title == "TRL":
             longest, cache = _soft_lengths(r, str(names[soft]))
         if cache is not None:
-            shared.penalty(r, longest, cache, None, funcs)
+            common.penalty(r, longest, cache, None, funcs)
             weight = factors[soft] if soft < len(factors) and isinstance(factors[soft], int | float) else 1.0
             r.put("algorithm.overlong_punishment.factor", float(weight), weights, note="its weight among the rewards")
         else:
@@ -189,7 +189,7 @@ def _rewards(r: Reading) -> None:
                 r.say("soft_overlong without soft_cache_length: ms-swift refuses it; a fifth of the limit is taken")
             r.put("algorithm.overlong_punishment.enabled", True, funcs)
     else:
-        shared.no_penalty(r, funcs)
+        common.no_penalty(r, funcs)
         r.find("soft_cache_length")
     if funcs is not None and funcs.unread:
         r.put("rewards", [], funcs)
@@ -220,7 +220,7 @@ def _reward_functions(
             "rewards.N.function=MODULE:NAME (docs/own_reward.md)"
         )
     if not rewards:
-        shared.reward(r, *founds)
+        common.reward(r, *founds)
         return
     rewards[0]["name"], first = "accuracy", rewards[0]["name"]
     note = f"dynamic sampling and the report read {first} as `accuracy`" if first != "accuracy" else ""
@@ -253,11 +253,11 @@ def _optimiser(r: Reading, d: Defaults) -> None:
     r.take("learner.learning_rate", rate)
     first, second = r.need("adam_beta1", default=d.betas[0]), r.need("adam_beta2", default=d.betas[1])
     r.put("learner.betas", [first.value, second.value], first, second)
-    shared.optimizer(r, "optim")
+    common.optimizer(r, "optim")
     kind = r.text("lr_scheduler_type", "lr_decay_style", default=d.schedule)
     warmup, share = r.number("warmup_steps", "lr_warmup_iters"), r.number("warmup_ratio", "lr_warmup_fraction")
     note = f"{r.title}'s scheduler counts optimiser steps"
-    shared.schedule(r, kind, unit="optimizer", warmup=warmup, share=share, note=note)
+    common.schedule(r, kind, unit="optimizer", warmup=warmup, share=share, note=note)
     least, ratio = r.number("min_lr"), r.number("min_lr_rate")
     if r.lines["learner.schedule"].value != "constant" and rate.value:
         r.take("learner.final_ratio", ratio)
@@ -271,14 +271,14 @@ def _adapter(r: Reading, kind: SourceValue) -> None:
     if r.title == "ms-swift":
         on = SourceValue(kind.value in ("lora", "adalora"), kind.said, kind.given)
         r.drop(None if on.value else kind, "all weights are trained, as without model.lora", idle=kind.value == "full")
-        shared.lora(r, "", f"{names} {targets}", on=on, rank=8, alpha=32, dropped=0.05)
+        common.lora(r, "", f"{names} {targets}", on=on, rank=8, alpha=32, dropped=0.05)
         return
     names = names.replace("lora_rank", "lora_r")
     if "LoraConfig" in r.source.words:
-        shared.lora(r, "", f"{names} {targets}", on=SourceValue(True, "from LoraConfig", True), rank=8, alpha=8)
+        common.lora(r, "", f"{names} {targets}", on=SourceValue(True, "from LoraConfig", True), rank=8, alpha=8)
     else:
         on = r.flag("use_peft", default=False)
-        shared.lora(r, "", f"{names} lora_{targets}", on=on, rank=16, alpha=32, dropped=0.05)
+        common.lora(r, "", f"{names} lora_{targets}", on=on, rank=16, alpha=32, dropped=0.05)
     if "model.lora.rank" in r.lines and "model.lora.target_modules" not in r.lines:
         r.say(
             "TRL leaves the adapted layers to PEFT, by architecture (query and value, mostly); here all linear ones are"
@@ -293,7 +293,7 @@ def _entropy_and_reference(r: Reading) -> None:
     follows, steps = r.flag("sync_ref_model", default=False), r.count("ref_model_sync_steps", default=512)
     mixed = r.need("ref_model_mixup_alpha", default=0.6)
     if follows.value and mixed.value == 1:
-        every = max(1, steps.value // shared.optimizer_steps(r))
+        every = max(1, steps.value // common.optimizer_steps(r))
         note = f"optimiser steps of {r.title}, training steps here"
         r.put("algorithm.reference.refresh_every", every, steps, follows, note=note)
     elif follows.value:
@@ -301,7 +301,7 @@ def _entropy_and_reference(r: Reading) -> None:
 
 
 def _running(r: Reading) -> None:
-    shared.top_k(r, "top_k")
+    common.top_k(r, "top_k")
     _engine(r)
     _entropy_and_reference(r)
     _evaluation(r)
@@ -312,11 +312,11 @@ def _running(r: Reading) -> None:
     _train_data(r)
     steps, epochs = r.number("max_steps", "train_iters"), r.number("num_train_epochs", "max_epochs", default=3)
     limited = steps is not None and steps.value > 0
-    shared.end(r, steps, None if limited else epochs, per=shared.optimizer_steps(r))
+    common.end(r, steps, None if limited else epochs, per=common.optimizer_steps(r))
     if r.title == "ms-swift":
         _prompt(r)
-    shared.trackers(r, r.find("report_to"), otherwise="huggingface")
-    shared.run_name(r, r.find("run_name"))
+    common.trackers(r, r.find("report_to"), otherwise="huggingface")
+    common.run_name(r, r.find("run_name"))
 
 
 def _engine(r: Reading) -> None:
@@ -331,7 +331,7 @@ def _engine(r: Reading) -> None:
         r.put("rollout.engine", "vllm", used)
     else:
         r.put("rollout.engine", "embedded", used, note=f"{r.title} generates with transformers then")
-    shared.engine_args(r, "vllm_engine_kwargs")
+    common.engine_args(r, "vllm_engine_kwargs")
 
 
 def _evaluation(r: Reading) -> None:
@@ -346,7 +346,7 @@ def _evaluation(r: Reading) -> None:
         evaluated = saved or r.need("save_steps", default=500)
     elif evaluated is None and r.title == "TRL":
         evaluated = r.need("logging_steps", default=10)
-    per = shared.optimizer_steps(r)
+    per = common.optimizer_steps(r)
     for ours, found in (("checkpoint.every", saved), ("validation.every", evaluated)):
         if found is not None and found.value >= 1:
             note = f"{found.value} optimiser steps of {per} a training step" if per > 1 else ""
@@ -372,8 +372,8 @@ def _train_data(r: Reading) -> None:
     part, split = (r.find("dataset_config"), r.find("dataset_train_split")) if r.title == "TRL" else (None, None)
     if found is not None and part is not None and isinstance(found.value, str):
         found = SourceValue(f"{found.value}:{part.value}", f"{found.said}, {part.said.removeprefix('from ')}", True)
-    shared.data(r, "train", found, split)
-    shared.data(r, "validation", r.find("val_dataset", "eval_dataset"), r.find("eval_split"))
+    common.data(r, "train", found, split)
+    common.data(r, "validation", r.find("val_dataset", "eval_dataset"), r.find("eval_split"))
 
 
 def _trl_correction(r: Reading) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dapo.importing import shared
+from dapo.importing import common
+from dapo.importing.common import DS, FIX, LEN, LOSS
 from dapo.importing.reading import Reading, SourceValue
-from dapo.importing.shared import DS, FIX, LEN, LOSS
 
 _SCALE = "algorithm.reward_scaling"
 _ADVANCES = "NeMo RL's scheduler advances after all minibatches of a rollout"
@@ -19,7 +19,7 @@ def convert(r: Reading) -> None:
     group = r.count("grpo.num_generations_per_prompt", default=16)
     r.put("rollout.prompts_per_step", prompts.value, prompts)
     mini = r.count("policy.train_global_batch_size", default=512)
-    shared.minibatch_of_responses(r, prompts, group, mini)
+    common.minibatch_of_responses(r, prompts, group, mini)
     _lengths(r)
     _loss(r)
     _sampling(r)
@@ -30,7 +30,7 @@ def convert(r: Reading) -> None:
     megatron = r.flag("policy.megatron_cfg.enabled", default=False).value
     where = "policy.megatron_cfg.peft" if megatron else "policy.dtensor_cfg.lora_cfg"
     on, every = r.flag(f"{where}.enabled", default=False), r.flag(f"{where}.match_all_linear", default=not megatron)
-    shared.lora(
+    common.lora(
         r, f"{where}.", "dim alpha dropout target_modules", on=on, rank=32 if megatron else 8, alpha=32, every=every
     )
 
@@ -62,8 +62,8 @@ def _loss(r: Reading) -> None:
     coefficient = r.need("loss_fn.reference_policy_kl_penalty", default=0.01)
     kind = r.text("loss_fn.reference_policy_kl_type", default="k3")
     in_reward = r.flag("loss_fn.use_kl_in_reward", default=False)
-    shared.kl(r, coefficient, kind, in_reward=in_reward)
-    shared.plain_learner_ratio(r)
+    common.kl(r, coefficient, kind, in_reward=in_reward)
+    common.plain_learner_ratio(r)
     _correction(r)
 
 
@@ -93,10 +93,10 @@ def _sampling(r: Reading) -> None:
     times = r.need("grpo.batch_multiplier", default=1)
     rounds = r.need("grpo.dynamic_sampling_max_gen_batches", default=10)
     if not on.value:
-        shared.no_filter(r, on)
+        common.no_filter(r, on)
         return
     r.put(f"{DS}.mode", "filter", on)
-    shared.filter_rounds(
+    common.filter_rounds(
         r, rounds, max(1.0, float(times.value)), (times,), "NeMo RL ends with an error; here the state is saved"
     )
 
@@ -111,16 +111,16 @@ def _rewards(r: Reading) -> None:
     longest = r.number("grpo.reward_shaping.max_response_length")
     longest = longest or r.count("policy.max_total_sequence_length", default=512)
     if shaped.value:
-        shared.penalty(r, longest, cache, factor, shaped)
+        common.penalty(r, longest, cache, factor, shaped)
     else:
-        shared.no_penalty(r, shaped)
+        common.no_penalty(r, shaped)
     stop = r.number("grpo.reward_shaping.stop_properly_penalty_coef")
     if stop is not None:
         r.put(f"{LEN}.enabled", False, stop, note="NeMo RL has it in place of the overlong penalty")
         r.replace(stop, "it scales rewards of truncated responses (algorithm.shaping takes a function of yours)")
-    shared.overlong_filtering(r, r.flag("grpo.overlong_filtering", default=False))
+    common.overlong_filtering(r, r.flag("grpo.overlong_filtering", default=False))
     verifier = r.find("env.math.math_verify_impl")
-    shared.reward(r, verifier)
+    common.reward(r, verifier)
     if verifier is not None and "dapo" in str(verifier.value):
         r.say(
             "NeMo RL's DAPO verifier compares the text after the last `Answer:`; math-verify reads it as mathematics "
@@ -135,7 +135,7 @@ def _advantage(r: Reading) -> None:
     r.put("algorithm.advantage.baseline", "leave_one_out" if left_out.value else "mean", left_out)
     normal = r.flag("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards", default=True)
     r.used.add("grpo.normalize_rewards")
-    shared.estimator(r, estimator, "group_std" if normal.value else "none", normal)
+    common.estimator(r, estimator, "group_std" if normal.value else "none", normal)
 
 
 def _optimiser(r: Reading) -> None:
@@ -146,9 +146,9 @@ def _optimiser(r: Reading) -> None:
             for below in [given for given in r.source.settings if given == key or given.startswith(f"{key}.")]:
                 r.drop(r.find(below), "not read with policy.megatron_cfg.enabled", idle=True)
         return
-    shared.optimizer(r, "policy.optimizer.name")
+    common.optimizer(r, "policy.optimizer.name")
     shape, warmup = _scheduler(r)
-    shared.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
+    common.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
 
 
 def _megatron(r: Reading, on: SourceValue) -> None:
@@ -160,7 +160,7 @@ def _megatron(r: Reading, on: SourceValue) -> None:
     first, second = r.need(f"{optimizer}.adam_beta1", default=0.9), r.need(f"{optimizer}.adam_beta2", default=0.999)
     r.put("learner.betas", [first.value, second.value], first, second)
     r.take("learner.eps", r.need(f"{optimizer}.adam_eps", default=1e-8))
-    shared.optimizer(r, f"{optimizer}.optimizer")  # its adam is AdamW: the weight decay is decoupled
+    common.optimizer(r, f"{optimizer}.optimizer")  # its adam is AdamW: the weight decay is decoupled
     norm = r.need(f"{optimizer}.clip_grad", "policy.max_grad_norm", default=1.0)
     r.used.add("policy.max_grad_norm")
     r.put("learner.max_grad_norm", float(norm.value), norm)
@@ -169,7 +169,7 @@ def _megatron(r: Reading, on: SourceValue) -> None:
         r.drop(shape, "holds a schedule that has no counterpart; constant after the warm-up is taken")
         shape = SourceValue("constant", shape.said, shape.given)
     warmup = r.count(f"{scheduler}.lr_warmup_iters", default=13)
-    shared.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
+    common.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
     r.drop(r.find(f"{scheduler}.lr_warmup_init"), "the warm-up begins at learning_rate / warmup here")
     least = r.number(f"{optimizer}.min_lr")
     if least is not None and shape.value != "constant":
@@ -205,7 +205,7 @@ def _scheduler(r: Reading) -> tuple[SourceValue, SourceValue]:
 def _running(r: Reading) -> None:
     generation = "policy.generation"
     backend = r.text(f"{generation}.backend", default="vllm")
-    shared.generation(r, generation, backend, f"{generation}.vllm_kwargs")
+    common.generation(r, generation, backend, f"{generation}.vllm_kwargs")
     if not r.cautions:
         r.take("model.path", r.find("policy.model_name", default="Qwen/Qwen2.5-1.5B"), str)
     saves = r.flag("checkpointing.enabled", default=True)
@@ -213,16 +213,16 @@ def _running(r: Reading) -> None:
         r.put("checkpoint.every", 0, saves, note="0: only at the end")
     _data(r)
     _validation(r)
-    shared.end(r, r.number("grpo.max_num_steps"), r.number("grpo.max_num_epochs", default=1))
+    common.end(r, r.number("grpo.max_num_steps"), r.number("grpo.max_num_epochs", default=1))
     project = r.find("logger.wandb.project")
     boards = {name: r.flag(f"logger.{name}_enabled", default=False) for name in ("wandb", "tensorboard", "mlflow")}
     if used := {name: on.said[5:] for name, on in boards.items() if on.value}:
         found = SourceValue(" ".join(used), f"from {', '.join(used.values())}", True)
-        shared.trackers(r, found, project, otherwise="grpo-dev")
+        common.trackers(r, found, project, otherwise="grpo-dev")
         if r.flag("grpo.use_dynamic_sampling", default=False).value:
             r.put("logging.also", "nemo-rl", note="NeMo RL's names of three metrics of dynamic sampling")
-    shared.run_name(r, r.find("logger.wandb.name"))
-    shared.staleness_if(r, "grpo.async_grpo.enabled", "grpo.async_grpo.max_trajectory_age_steps", default=1)
+    common.run_name(r, r.find("logger.wandb.name"))
+    common.staleness_if(r, "grpo.async_grpo.enabled", "grpo.async_grpo.max_trajectory_age_steps", default=1)
     _best(r)
 
 
@@ -258,7 +258,7 @@ def _validation(r: Reading) -> None:
     founds = (each, most, repeat) if repeats > 1 else (each,)
     if problems and most.value < problems * repeats:
         seen = max(1, int(most.value) // problems)
-        r.say(f"{shared.brief(most)} of {problems * repeats} rows: {problems} problems, {seen} rows of each")
+        r.say(f"{common.brief(most)} of {problems * repeats} rows: {problems} problems, {seen} rows of each")
         repeats = seen
     elif not problems:
         r.put("validation.limit", max(1, int(most.value) // repeats), most, *founds[2:])
@@ -307,6 +307,6 @@ def _data(r: Reading) -> None:
         elif "/" in str(found.value) or found.unread:
             fields: dict[str, Any] = {"fields": columns} if columns else {}
             found = replace(found, said=", ".join([found.said, *(key.said[5:] for key in asked if key)]))
-            shared.data(r, part, found, **fields)
+            common.data(r, part, found, **fields)
         else:
             r.drop(found, f"a data set that NeMo RL knows by name: give its file, data.{part}.0.path=FILE")

@@ -9,8 +9,8 @@ from copy import deepcopy
 from typing import Any
 
 from dapo.errors import RecipeError
-from dapo.importing.given import MOST_SETTINGS, SourceFile, leaves
-from dapo.importing.values import NotConstant, arithmetic
+from dapo.importing.arithmetic import NotConstant, arithmetic
+from dapo.importing.contents import MOST_SETTINGS, SourceFile, leaves
 
 _LORA = {"r": "lora_r", "task_type": ""}
 _TRAINER = {"model": "model_name_or_path", "train_dataset": "train_dataset", "eval_dataset": "eval_dataset"}

@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Any
 
 from dapo.config.settings import settings
-from dapo.importing.given import SourceFile
-from dapo.importing.values import shown
+from dapo.importing.arithmetic import shown
+from dapo.importing.contents import SourceFile
 
 _FORMS: dict[str, Callable[[Any], Any]] = {  # by the words for what a setting accepts
     "true or false": bool,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from dapo.config.peers import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
+from dapo.config.peer_names import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
 from dapo.config.settings import lookup
 from dapo.errors import RecipeError
-from dapo.importing.given import SourceFile
+from dapo.importing.contents import SourceFile
 from dapo.importing.script_source import APART
 
 SYSTEMS = {"nemo-rl": NEMO, "skyrl": SKYRL, "areal": AREAL, "ms-swift": SWIFT, "verl": VERL, "trl": TRL}

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dapo.errors import RecipeError
-from dapo.importing.files import ENDINGS, OWN_DEFAULTS, SourceFiles, nearest_recipe
-from dapo.importing.given import MOST_SETTINGS, Processes, SourceFile
+from dapo.importing.arithmetic import from_text, shown
+from dapo.importing.contents import MOST_SETTINGS, Processes, SourceFile
+from dapo.importing.named_files import ENDINGS, OWN_DEFAULTS, SourceFiles, nearest_recipe
 from dapo.importing.shell_words import LONGEST, SEPARATORS, UNKNOWN, UNSET, Names, Reader
 from dapo.importing.slurm import KEY, options
-from dapo.importing.values import from_text, shown
 from dapo.importing.yaml_source import read_yaml
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)

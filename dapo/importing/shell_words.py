@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from dapo.errors import RecipeError
-from dapo.importing.values import NotConstant, calculate
+from dapo.importing.arithmetic import NotConstant, calculate
 
 LONGEST = 100_000  # characters of an expanded word: variables may hold each other many times over
 _DEEPEST = 20  # defaults within defaults

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dapo.importing import shared
+from dapo.importing import common
+from dapo.importing.common import DS, FIX, LOSS
 from dapo.importing.reading import Reading, SourceValue
-from dapo.importing.shared import DS, FIX, LOSS
 
 _A = "trainer.algorithm"
 _REDUCTIONS = {
@@ -20,17 +20,17 @@ def convert(r: Reading) -> None:
     """Write every line that needs several keys of SkyRL, or one of its defaults."""
     prompts = r.count("trainer.train_batch_size", default=1024)
     r.put("rollout.prompts_per_step", prompts.value, prompts)
-    shared.minibatch_of_prompts(r, prompts, r.count("trainer.policy_mini_batch_size", default=256))
+    common.minibatch_of_prompts(r, prompts, r.count("trainer.policy_mini_batch_size", default=256))
     r.used.add("generator.max_input_length")
-    shared.epochs_per_rollout(r, "trainer.update_epochs_per_batch")
+    common.epochs_per_rollout(r, "trainer.update_epochs_per_batch")
     _loss(r)
     _kl_and_correction(r)
     _sampling(r)
     _length(r)
     _running(r)
     where, names = "trainer.policy.model.lora.", "rank alpha dropout target_modules"
-    shared.lora(r, where, names, on=None, rank=0, alpha=16)
-    shared.own_program(r, r".*main_(base|dapo|fully_async|dapo_fully_async|async)(\.py)?", r".*[./]main_\w+(\.py)?")
+    common.lora(r, where, names, on=None, rank=0, alpha=16)
+    common.own_program(r, r".*main_(base|dapo|fully_async|dapo_fully_async|async)(\.py)?", r".*[./]main_\w+(\.py)?")
 
 
 def _loss(r: Reading) -> None:
@@ -47,7 +47,7 @@ def _loss(r: Reading) -> None:
         r.put(f"{LOSS}.floor", float(1 - below.value), below, note="of the ratio itself, 1 - it")
     elif kind.unread:
         r.put(f"{LOSS}.kind", "clip", kind)
-    elif kind.value != "regular" and not shared.other_loss(r, kind):
+    elif kind.value != "regular" and not common.other_loss(r, kind):
         r.replace(kind, "the clipped loss takes its place (algorithm.loss.kind takes a function of yours)")
     if kind.value != "dual_clip":
         r.drop(dual, f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}", idle=True)
@@ -67,7 +67,7 @@ def _loss(r: Reading) -> None:
         r.say("token_mean_legacy is a mean over micro-batches; `token_mean` weighs every token of a minibatch alike")
     estimator = r.text(f"{_A}.advantage_estimator", default="grpo")
     by_std = r.flag(f"{_A}.grpo_norm_by_std", default=True)
-    shared.estimator(r, estimator, "group_std" if by_std.value else "none", by_std)
+    common.estimator(r, estimator, "group_std" if by_std.value else "none", by_std)
 
 
 def _kl_and_correction(r: Reading) -> None:
@@ -76,15 +76,15 @@ def _kl_and_correction(r: Reading) -> None:
     coefficient = r.need(f"{_A}.kl_loss_coef", default=0.001)
     kind = r.text(f"{_A}.kl_estimator_type", default="k3")
     if in_loss.value:
-        shared.kl(r, coefficient, kind, in_reward=False, switch=in_loss)
+        common.kl(r, coefficient, kind, in_reward=False, switch=in_loss)
     elif in_reward.value:
-        shared.kl(r, coefficient, None, in_reward=in_reward)
+        common.kl(r, coefficient, None, in_reward=in_reward)
     else:
         r.put("algorithm.kl_coefficient", 0.0, in_loss)
     bonus, on = r.number(f"{_A}.entropy_loss_coef", default=0.01), r.flag(f"{_A}.use_entropy_loss", default=False)
     if on.value and bonus is not None:
         r.put("algorithm.entropy_coefficient", bonus.value, bonus, on)
-    shared.plain_learner_ratio(r)
+    common.plain_learner_ratio(r)
     where = f"{_A}.off_policy_correction"
     kind = r.text(f"{where}.tis_ratio_type", default="none")
     old = r.flag(f"{_A}.use_tis", default=False)
@@ -116,7 +116,7 @@ def _sampling(r: Reading) -> None:
     if kind.value in ("filter", "replace"):
         r.put(f"{DS}.mode", kind.value, kind)
         if kind.value == "filter":
-            shared.filter_rounds(r, rounds, 1.0, (), "SkyRL ends with an error; here the state is saved")
+            common.filter_rounds(r, rounds, 1.0, (), "SkyRL ends with an error; here the state is saved")
         elif ratio is not None:
             r.put(f"{DS}.replace.min_ratio", ratio.value, ratio)
     elif masked.value and full.value:
@@ -125,47 +125,47 @@ def _sampling(r: Reading) -> None:
     elif masked.value:
         r.put(f"{DS}.mode", "mask", masked)
     else:
-        shared.no_filter(r, kind)
+        common.no_filter(r, kind)
 
 
 def _length(r: Reading) -> None:
-    shared.overlong_filtering(r, r.flag("generator.apply_overlong_filtering", default=False))
+    common.overlong_filtering(r, r.flag("generator.apply_overlong_filtering", default=False))
     names = (f"{_A}.overlong_buffer.len", f"{_A}.overlong_buffer_len")
     cache = r.number(*names)
     factor = r.need(f"{_A}.overlong_buffer.penalty_factor", f"{_A}.overlong_buffer_penalty_factor", default=1.0)
     if cache is not None:
-        shared.penalty(r, None, cache, factor)
+        common.penalty(r, None, cache, factor)
         r.say("SkyRL adds the length penalty in a subclass of its trainer, before its filter; here it comes after it")
     else:
-        shared.no_penalty(r)
+        common.no_penalty(r)
     env = r.text("environment.env_class", default="gsm8k")
     signed = "aime" in str(env.value)
     note = "its rule gives 1 and -1" if signed else "its rule gives 1 and 0"
     r.put("algorithm.reward_scaling.enabled", signed, env, note=note)
-    shared.reward(r, env)
+    common.reward(r, env)
 
 
 def _running(r: Reading) -> None:
     backend = r.text("generator.backend", "generator.inference_engine.backend", default="vllm")
-    shared.generation(r, "generator.sampling_params", backend, "generator.inference_engine.engine_init_kwargs")
+    common.generation(r, "generator.sampling_params", backend, "generator.inference_engine.engine_init_kwargs")
     urls = r.find("generator.inference_engine.external_server_urls", "generator.inference_engine.external_proxy_url")
     if urls is not None:
         r.put("rollout.engine", "vllm_server", urls)
         r.put("rollout.server.url", urls.value, urls)
     _evaluation(r)
-    shared.data(r, "train", r.find("data.train_data"), fields=_FIELDS)
-    shared.data(r, "validation", r.find("data.val_data"), fields=_FIELDS)
-    shared.end(r, r.number("trainer.max_training_steps", "trainer.max_steps"), r.number("trainer.epochs", default=1))
+    common.data(r, "train", r.find("data.train_data"), fields=_FIELDS)
+    common.data(r, "validation", r.find("data.val_data"), fields=_FIELDS)
+    common.end(r, r.number("trainer.max_training_steps", "trainer.max_steps"), r.number("trainer.epochs", default=1))
     optim = "trainer.policy.optimizer_config"
     kind = r.text(f"{optim}.scheduler", default="constant_with_warmup")
     warmup, note = r.number(f"{optim}.num_warmup_steps", default=0), "SkyRL's scheduler counts optimiser steps"
-    shared.schedule(r, kind, unit="optimizer", warmup=warmup, note=note)
-    shared.run_name(r, r.find("trainer.run_name"))
-    shared.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="skyrl")
+    common.schedule(r, kind, unit="optimizer", warmup=warmup, note=note)
+    common.run_name(r, r.find("trainer.run_name"))
+    common.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="skyrl")
     entry = sorted(word for word in r.source.words if "fully_async" in word)  # of releases without the switch
     by_entry = SourceValue(bool(entry), f"from the entry point {entry[0]}" if entry else "", bool(entry))
     fully = "trainer.fully_async"
-    shared.staleness_if(r, f"{fully}.enabled", f"{fully}.max_staleness_steps", default=4, entry=by_entry)
+    common.staleness_if(r, f"{fully}.enabled", f"{fully}.max_staleness_steps", default=4, entry=by_entry)
 
 
 _FIELDS = {"problem": "prompt", "answer": "reward_spec.ground_truth"}
@@ -178,4 +178,4 @@ def _evaluation(r: Reading) -> None:
     if some and not temperature.given:
         r.say("SkyRL's evaluation has temperature 0, and 1 as soon as any other of eval_sampling_params is set")
     samples = r.count("generator.eval_n_samples_per_prompt", default=1)
-    shared.evaluation(r, samples, temperature, r.number(f"{params}.top_p", default=1.0))
+    common.evaluation(r, samples, temperature, r.number(f"{params}.top_p", default=1.0))

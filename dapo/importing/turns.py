@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dapo.importing.arithmetic import shown
 from dapo.importing.reading import Apart, Reading
-from dapo.importing.values import shown
 
 _TURNS = re.compile(r"(.*\.)?(max_(\w+_)?turns|num_turns)")
 _CALLS = re.compile(r"(.*\.)?max_tool_calling_iterations")

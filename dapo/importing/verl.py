@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dapo.importing import shared
+from dapo.importing import common
+from dapo.importing.common import DS, FIX, LOSS
 from dapo.importing.reading import Reading, SourceValue
-from dapo.importing.shared import DS, FIX, LOSS
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -31,7 +31,7 @@ def convert(r: Reading) -> None:
     if thinks.given:
         r.put("data.chat_template_kwargs", {"enable_thinking": thinks.value}, thinks)
     known = r"((verl|recipe)[./](.*[./])?)?(main_ppo\w*|main_dapo\w*|fully_async_main|main)(\.py)?"
-    shared.own_program(r, known, r"(.*[./])?(main\w*|\w+_main|train\w*)\.py|.*[./](main\w*|\w+_main)")
+    common.own_program(r, known, r"(.*[./])?(main\w*|\w+_main|train\w*)\.py|.*[./](main\w*|\w+_main)")
 
 
 def _adapter(r: Reading) -> None:
@@ -39,15 +39,15 @@ def _adapter(r: Reading) -> None:
     model = "actor_rollout_ref.model"
     megatron = r.number(f"{model}.lora.rank")
     if megatron is not None and megatron.value > 0:
-        shared.lora(r, f"{model}.lora.", "rank alpha dropout target_modules", on=None, rank=0, alpha=32)
+        common.lora(r, f"{model}.lora.", "rank alpha dropout target_modules", on=None, rank=0, alpha=32)
         return
-    shared.lora(r, f"{model}.", "lora_rank lora_alpha lora_dropout target_modules", on=None, rank=0, alpha=16)
+    common.lora(r, f"{model}.", "lora_rank lora_alpha lora_dropout target_modules", on=None, rank=0, alpha=16)
 
 
 def _sizes(r: Reading, prompts: SourceValue) -> None:
     r.put("rollout.prompts_per_step", prompts.value, prompts)
-    shared.minibatch_of_prompts(r, prompts, r.count(f"{_ACTOR}.ppo_mini_batch_size", default=256))
-    shared.epochs_per_rollout(r, f"{_ACTOR}.ppo_epochs")
+    common.minibatch_of_prompts(r, prompts, r.count(f"{_ACTOR}.ppo_mini_batch_size", default=256))
+    common.epochs_per_rollout(r, f"{_ACTOR}.ppo_epochs")
 
 
 def _clip_and_loss(r: Reading) -> None:
@@ -75,7 +75,7 @@ def _clip_and_loss(r: Reading) -> None:
         )
     _kind(r)
     _kl(r)
-    shared.plain_learner_ratio(r)
+    common.plain_learner_ratio(r)
     bypass = r.flag("algorithm.rollout_correction.bypass_mode", default=False)
     if bypass.value:
         r.put("algorithm.old_logprobs", "sampler", bypass, note="the ratio runs against the sampler's numbers")
@@ -98,7 +98,7 @@ def _kind(r: Reading) -> None:
     kind = r.text(f"{_ACTOR}.policy_loss.loss_mode", f"{_ACTOR}.loss_mode", default="vanilla")
     if kind.value == "gspo":
         r.put(f"{LOSS}.ratio", "sequence", kind)
-    elif kind.unread or (kind.value != "vanilla" and shared.other_loss(r, kind)):
+    elif kind.unread or (kind.value != "vanilla" and common.other_loss(r, kind)):
         r.put(f"{LOSS}.kind", kind.value, kind)
     elif kind.value != "vanilla":
         r.replace(kind, "the clipped loss takes its place (algorithm.loss.kind takes a function of yours)")
@@ -172,11 +172,11 @@ def _kl(r: Reading) -> None:
     if on and control.value != "fixed":
         r.drop(control, "the KL coefficient is fixed here")
     if in_loss.value:
-        shared.kl(r, loss_coefficient, kind, in_reward=False, switch=in_loss)
+        common.kl(r, loss_coefficient, kind, in_reward=False, switch=in_loss)
         if in_reward.value:
             r.drop(in_reward, "a KL term is in the loss or in the reward here, not in both: the loss has it")
     elif in_reward.value:
-        shared.kl(r, coefficient, None, in_reward=in_reward)
+        common.kl(r, coefficient, None, in_reward=in_reward)
     else:
         r.put("algorithm.kl_coefficient", 0.0, in_loss, in_reward)
 
@@ -187,7 +187,7 @@ def _sampling(r: Reading, prompts: SourceValue) -> None:
     rounds = r.need("algorithm.filter_groups.max_num_gen_batches", default=0)
     metric = r.text("algorithm.filter_groups.metric", default="reward")
     if not on.value:
-        shared.no_filter(r, on)
+        common.no_filter(r, on)
         return
     r.put(f"{DS}.mode", "filter", on)
     oversample = max(1.0, batch.value / prompts.value)
@@ -199,7 +199,7 @@ def _sampling(r: Reading, prompts: SourceValue) -> None:
             f"verl filters by {metric.value}, which may hold the length penalty; groups are kept by accuracy here, as "
             "in the paper (a named reward can be `algorithm.dynamic_sampling.metric`)"
         )
-    shared.filter_rounds(r, rounds, oversample, (batch, prompts), "verl ends with an error; here the state is saved")
+    common.filter_rounds(r, rounds, oversample, (batch, prompts), "verl ends with an error; here the state is saved")
 
 
 def _length(r: Reading) -> None:
@@ -217,20 +217,20 @@ def _length(r: Reading) -> None:
     longest = r.number("reward_model.reward_kwargs.max_resp_len", "reward.reward_kwargs.max_resp_len")
     longest = longest or r.number("reward_model.max_resp_len", "data.max_response_length")
     if on.value:
-        shared.penalty(r, longest, cache, factor, on)
+        common.penalty(r, longest, cache, factor, on)
     else:
-        shared.no_penalty(r, on)
+        common.no_penalty(r, on)
     manager = r.text("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager", default="naive")
     dapo = str(manager.value).lower() == "dapo"
     note = "the scorer of DAPO's data gives 1 and -1" if dapo else "rewards as the rule gives them, 0 and 1 here"
     r.put("algorithm.reward_scaling.enabled", dapo, manager, note=note)
-    shared.reward(r)
+    common.reward(r)
 
 
 def _advantage(r: Reading) -> None:
     kind = r.text("algorithm.adv_estimator", default="gae")
     by_std = r.flag("algorithm.norm_adv_by_std_in_grpo", default=True)
-    shared.estimator(r, kind, "group_std" if by_std.value else "none", by_std)
+    common.estimator(r, kind, "group_std" if by_std.value else "none", by_std)
     gamma = [r.number("algorithm.gamma"), r.number("algorithm.lam")]
     for found in gamma:
         if found is not None and found.value != 1:
@@ -239,43 +239,43 @@ def _advantage(r: Reading) -> None:
 
 def _optimiser(r: Reading) -> None:
     optim = f"{_ACTOR}.optim"
-    shared.optimizer(r, f"{optim}.optimizer")
+    common.optimizer(r, f"{optim}.optimizer")
     kind = r.text(f"{optim}.lr_scheduler_type", f"{optim}.warmup_style", f"{optim}.lr_decay_style", default="constant")
     warmup, share = r.number(f"{optim}.lr_warmup_steps"), r.number(f"{optim}.lr_warmup_steps_ratio", default=0.0)
     if warmup is not None and warmup.value >= 0:
         share = None
     note = "verl's scheduler advances once for each rollout"
-    shared.schedule(r, kind, unit="rollout", warmup=warmup, share=share, note=note)
+    common.schedule(r, kind, unit="rollout", warmup=warmup, share=share, note=note)
     low = r.number(f"{optim}.min_lr_ratio")
     if low is not None and r.lines["learner.schedule"].value != "constant":
         r.put("learner.final_ratio", low.value, low)
 
 
 def _running(r: Reading) -> None:
-    shared.generation(r, _ROLLOUT, r.text(f"{_ROLLOUT}.name", default="vllm"), f"{_ROLLOUT}.engine_kwargs.vllm")
+    common.generation(r, _ROLLOUT, r.text(f"{_ROLLOUT}.name", default="vllm"), f"{_ROLLOUT}.engine_kwargs.vllm")
     val = f"{_ROLLOUT}.val_kwargs"
     sampled = r.flag(f"{val}.do_sample", default=False)
     temperature = r.need(f"{val}.temperature", default=0)
     if not sampled.value and temperature.value:
         mode = r.find(f"{_ROLLOUT}.mode")
         if mode is not None and mode.value == "sync":
-            temperature = SourceValue(0, f"{mode.said}, {shared.brief(sampled)}", True)
+            temperature = SourceValue(0, f"{mode.said}, {common.brief(sampled)}", True)
         else:
             r.say(
                 "verl's agent loop evaluates at val_kwargs.temperature whatever do_sample says, and so does this "
                 "recipe; with rollout.mode=sync in earlier releases do_sample=False is greedy"
             )
     top_p, top_k = r.number(f"{val}.top_p", default=1.0), r.number(f"{val}.top_k")
-    shared.evaluation(r, r.count(f"{val}.n", default=1), temperature, top_p)
+    common.evaluation(r, r.count(f"{val}.n", default=1), temperature, top_p)
     r.drop(top_k, "evaluations have no top_k here", idle=top_k is not None and top_k.value <= 0)
     steps, epochs = r.number("trainer.total_training_steps"), r.number("trainer.total_epochs", default=30)
     if steps is None:
         r.say(
             "verl counts batches of data in total_epochs; DAPO-Math-17k's published file repeats each prompt 100 times"
         )
-    shared.data(r, "train", r.find("data.train_files"), format="dapo_math")
-    shared.data(r, "validation", r.find("data.val_files"), format="dapo_math")
-    shared.end(r, steps, epochs)
+    common.data(r, "train", r.find("data.train_files"), format="dapo_math")
+    common.data(r, "validation", r.find("data.val_files"), format="dapo_math")
+    common.end(r, steps, epochs)
     cut = r.text("data.truncation")
     dropped = r.flag("data.filter_overlong_prompts", default=False)
     if cut.value == "error" and not dropped.value:
@@ -284,5 +284,5 @@ def _running(r: Reading) -> None:
         r.put("data.overlong_prompts", "drop", cut, note="nothing is ever cut here: a prompt over the limit is dropped")
     elif dropped.given:
         r.put("data.overlong_prompts", "drop", dropped)
-    shared.run_name(r, r.find("trainer.experiment_name"))
-    shared.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="verl_examples")
+    common.run_name(r, r.find("trainer.experiment_name"))
+    common.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="verl_examples")

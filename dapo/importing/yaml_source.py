@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dapo.config.files import check_plain, parse_yaml
 from dapo.config.load import merge
+from dapo.config.yaml_files import check_plain, parse_yaml
 from dapo.errors import RecipeError
-from dapo.importing.files import OWN_DEFAULTS, SourceFiles
-from dapo.importing.given import LONGEST_VALUE, MOST_SETTINGS, SourceFile, leaves
+from dapo.importing.contents import LONGEST_VALUE, MOST_SETTINGS, SourceFile, leaves
+from dapo.importing.named_files import OWN_DEFAULTS, SourceFiles
 
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
 _RELATIVE = re.compile(r"\$\{(\.+)(\w[\w.-]*)\}")

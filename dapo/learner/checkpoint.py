@@ -27,12 +27,12 @@ from torch.distributed.tensor import DTensor
 
 from dapo.errors import CheckpointError
 from dapo.learner.optimizer import Optimizer
-from dapo.learner.reference import Reference
+from dapo.learner.reference_policy import Reference
 from dapo.learner.tensor_files import TensorFiles, write_tensors
 from dapo.models import adapter
 from dapo.models.loaded import LoadedModel
 from dapo.models.slices import own_part, own_rows
-from dapo.models.weights import PART, model_tensors
+from dapo.models.weight_files import PART, model_tensors
 from dapo.types.batch import SavedFile
 from dapo.types.model import check_fingerprint
 

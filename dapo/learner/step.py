@@ -22,11 +22,11 @@ from dapo.algorithms.objective import Objective
 from dapo.algorithms.variants.a3po import interpolated_logprobs
 from dapo.errors import LearnerError, first_line
 from dapo.learner.determinism import deterministic_algorithms
-from dapo.learner.metrics import Rated, TokenRecord, corrections
+from dapo.learner.experts import expert_routes
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.plan import Minibatch
-from dapo.learner.reference import Reference
-from dapo.learner.routes import expert_routes
+from dapo.learner.reference_policy import Reference
+from dapo.learner.step_metrics import Rated, TokenRecord, corrections
 from dapo.metrics.stats import Stats, merge, stat
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad

@@ -24,10 +24,10 @@ from dapo.algorithms.objective import Objective
 from dapo.errors import LearnerError
 from dapo.learner.balance import attention_of
 from dapo.learner.checkpoint import CheckpointPart
-from dapo.learner.metrics import Rated, TokenRecord
 from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.step import Correction, PolicyStep, step_counts
+from dapo.learner.step_metrics import Rated, TokenRecord
 from dapo.metrics.stats import Stats, merge, stat
 from dapo.models.adapter import (
     adapter_parts,
@@ -48,7 +48,7 @@ from dapo.models.meter import give_back, reserved
 from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
-from dapo.models.weights import model_tensors
+from dapo.models.weight_files import model_tensors
 from dapo.types.batch import FloatArray, HasTokens, Of, Route, Row, SavedFile, TokenTrace
 from dapo.weights.route import Source
 from dapo.weights.routes import ROUTES

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dapo.algorithms.algorithm import Algorithm
 from dapo.config.schema import Recipe
 from dapo.errors import CheckpointError
-from dapo.loop.algorithm import Algorithm
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle, staleness
 from dapo.loop.method import Counters, Work

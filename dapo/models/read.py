@@ -21,7 +21,7 @@ from dapo.models.head import LOW
 from dapo.models.load import is_constant, whole_model
 from dapo.models.skeleton import model_without_weights
 from dapo.models.slices import own_part, own_slice
-from dapo.models.weights import opened
+from dapo.models.weight_files import opened
 
 log = logging.getLogger(__name__)
 

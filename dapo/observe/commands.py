@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dapo.config.files import RESOLVED, parse_yaml
+from dapo.config.yaml_files import RESOLVED, parse_yaml
 from dapo.errors import DapoError
-from dapo.observe.files import read_regular
 from dapo.observe.jsonl import write_atomically
+from dapo.observe.run_files import read_regular
 from dapo.observe.text import clean, shorten
 
 GIVEN = "given.json"

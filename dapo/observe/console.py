@@ -24,10 +24,10 @@ from rich.text import Text
 from dapo.links import addressed
 from dapo.observe import supervised
 from dapo.observe.held_out import HeldOut
-from dapo.observe.lines import sample_lines, step_line, validation_lines
+from dapo.observe.live_view import RunState, dashboard
 from dapo.observe.sentences import broken_off_said
+from dapo.observe.terminal_lines import sample_lines, step_line, validation_lines
 from dapo.observe.text import clean, duration
-from dapo.observe.view import RunState, dashboard
 from dapo.observe.why import evaluating_line, filling_line, heartbeat
 from dapo.types.evaluation import EvaluationProgress
 from dapo.types.evidence import CollectProgress, Stillness

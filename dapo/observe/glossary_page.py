@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dapo.config.peers import PEER_METRICS, PeerMetric
+from dapo.config.peer_names import PEER_METRICS, PeerMetric
 from dapo.metrics.glossary import AREAS
 from dapo.metrics.metric import Metric
 

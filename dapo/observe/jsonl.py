@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dapo.errors import DataError
-from dapo.observe.files import read_regular
+from dapo.observe.run_files import read_regular
 
 MOST_BYTES = 2**31
 """Of a file that is read: a run of 5,000 steps has a fortieth of that in its metrics."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo.errors import DataError
-from dapo.observe.files import open_regular
+from dapo.observe.run_files import open_regular
 
 FREE = 2**28
 """Bytes that every read may unpack to: the rollouts of 1,000 responses of 20,000 tokens."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dapo.metrics.charts import CURVE, Series, table
 from dapo.metrics.glossary import GLOSSARY
 from dapo.metrics.metric import SHARE
-from dapo.observe.files import replacing
 from dapo.observe.metrics import Row, read_metrics, series
+from dapo.observe.run_files import replacing
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.supervised import is_supervised
 from dapo.observe.text import clean, shorten

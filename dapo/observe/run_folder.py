@@ -31,11 +31,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from dapo.config.files import RESOLVED
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import DISK_FULL, DapoError, DataError, RecipeError
 from dapo.observe.commands import resume_said
-from dapo.observe.files import no_room_in
 from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
+from dapo.observe.run_files import no_room_in
 from dapo.observe.run_lock import LOCK, drop, is_held, take
 
 JOBS = ".jobs"

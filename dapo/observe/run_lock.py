@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dapo.errors import RecipeError
-from dapo.observe.files import open_regular
+from dapo.observe.run_files import open_regular
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dapo.errors import DapoError, NothingScored, SamplingStopped, WithEvidence
-from dapo.observe.files import read_regular
 from dapo.observe.jsonl import write_atomically
+from dapo.observe.run_files import read_regular
 from dapo.observe.text import shorten, utf8
 from dapo.types.evidence import CollectProgress, Evidence
 

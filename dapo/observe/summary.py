@@ -15,10 +15,10 @@ from dapo.observe.columns import changes_by_value, fallen_said
 from dapo.observe.console import Console
 from dapo.observe.curve import terminal_curve, terminal_losses, values_in_words
 from dapo.observe.evaluations import read_held_out
-from dapo.observe.extra import INSTALL, PICTURES, PLOTS, missing
 from dapo.observe.held_out import HeldOut, accuracy_of, chance_between
 from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.pictures import write_curve
+from dapo.observe.report_extra import INSTALL, PICTURES, PLOTS, missing
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, gain, read_samples
 from dapo.observe.text import clean, duration, interval, number, percent, shorten

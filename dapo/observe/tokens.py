@@ -19,7 +19,7 @@ from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, lists, offsets_of, ragged, texts, write_table_file
 from dapo.types.batch import Completion, Group, TokenTrace
 from dapo.types.enums import Disposition
-from dapo.types.parts import parts_of
+from dapo.types.row_parts import parts_of
 
 _NUMBERS = pa.list_(pa.float32())
 

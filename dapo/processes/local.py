@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dapo.processes.guarded import GuardedProcess
-from dapo.processes.lines import Line
+from dapo.processes.host_threads import Line
+from dapo.processes.large_messages import Parts, packed, receive, send, unpacked
 from dapo.processes.packed import PackedTransport
-from dapo.processes.parts import Parts, packed, receive, send, unpacked
 from dapo.processes.transport import HostLost, HostSpec
 
 _SERVE = "import sys; from dapo.processes.served import main; main(int(sys.argv[1]))"

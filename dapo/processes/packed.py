@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from dapo.processes.lines import Line, LineCall, answer_of, wait_for
-from dapo.processes.parts import Parts, packed, unpacked
+from dapo.processes.host_threads import Line, LineCall, answer_of, wait_for
+from dapo.processes.large_messages import Parts, packed, unpacked
 from dapo.processes.transport import Transport
 
 

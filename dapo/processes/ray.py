@@ -27,9 +27,9 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dapo.errors import ClusterError
-from dapo.processes.lines import Line, LineCall
+from dapo.processes.host_threads import Line, LineCall
+from dapo.processes.large_messages import Parts, packed
 from dapo.processes.packed import PackedTransport
-from dapo.processes.parts import Parts, packed
 from dapo.processes.placement import Node, Place, Plan, late, misfit, too_small
 from dapo.processes.ray_actor import (
     CallWithFiles,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dapo.processes.large_messages import Parts, packed
 from dapo.processes.local import ProcessHost, ProcessTransport
-from dapo.processes.parts import Parts, packed
 from dapo.processes.shared_folders import Content, SharedFolders
 from dapo.processes.transport import HostLost, HostSpec
 from dapo.system import end_with_parent

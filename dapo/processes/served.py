@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import Any
 
-from dapo.processes.parts import Parts, packed, receive, send, unpacked
+from dapo.processes.large_messages import Parts, packed, receive, send, unpacked
 from dapo.system import end_with_parent_if_asked
 
 

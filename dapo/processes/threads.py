@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from dapo.processes.lines import Line, LineCall, answer_of, wait_for
+from dapo.processes.host_threads import Line, LineCall, answer_of, wait_for
 from dapo.processes.transport import HostSpec, Transport
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dapo.errors import DapoError
+from dapo.errors import ClusterError, DapoError
 
 
 class HostLost(DapoError, RuntimeError):
@@ -108,7 +108,6 @@ class Transport(Protocol):
 
         Raises:
             HostLost: a host is gone.
-            ClusterError: they cannot be taken.
-            NotImplementedError: no files travel between these hosts.
+            ClusterError: they cannot be taken, or no files travel between these hosts.
         """
-        raise NotImplementedError  # the recipe's checks come first
+        raise ClusterError("no files travel between these hosts")

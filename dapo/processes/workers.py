@@ -24,7 +24,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dapo.processes.guarded import GuardedProcess, end
-from dapo.processes.parts import advance
+from dapo.processes.large_messages import advance
 from dapo.processes.wire import MAX_ANSWER_FRAME, Inbox, WireError, heading
 
 ENDED = "crash: the process ended"

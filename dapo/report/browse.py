@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from dapo.errors import DataError
 from dapo.observe.text import utf8
 from dapo.report.page_data import GroupView, PromptView, Visit
-from dapo.report.problems import problems_of
+from dapo.report.prompts_file import problems_of
 from dapo.report.reader import RunContents
 from dapo.report.rollout_index import THREADS, Index, Summary, files_of, index_of, opened, read_columns, reading
 from dapo.report.rollout_views import rows_of, token_groups, views

@@ -16,7 +16,7 @@ from dapo.report.outcome import sentences_of, status_of, tiles_of
 from dapo.report.page_data import Definition, PageData, RecipeView, RunView
 from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
-from dapo.report.settings import made_of
+from dapo.report.settings_table import made_of
 from dapo.report.thin import Budget, curves_of
 from dapo.report.trace import time_of
 

@@ -13,7 +13,7 @@ from dapo.report.compare import labels_of
 from dapo.report.family import shared
 from dapo.report.page_data import FamilyView, Tone
 from dapo.report.reader import RunContents
-from dapo.report.rules.facts import Facts
+from dapo.report.rules.course import Facts
 from dapo.words import counted
 
 NAMED = 2

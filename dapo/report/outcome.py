@@ -14,7 +14,7 @@ from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
-from dapo.report.rules.facts import FEWEST, Facts
+from dapo.report.rules.course import FEWEST, Facts
 from dapo.report.status import outcome_of, status_of
 from dapo.words import counted
 

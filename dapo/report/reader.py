@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
+from dapo.config.yaml_files import MOST_BYTES, parse_yaml
 from dapo.errors import RecipeError
 from dapo.observe import machine, processes
-from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row, in_order
+from dapo.observe.run_files import open_regular, read_regular
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.run_lock import is_held
 from dapo.observe.samples import Sample
@@ -31,7 +31,7 @@ from dapo.report.family import family_of
 from dapo.report.machines import machine_of
 from dapo.report.page_data import MachineView, ProcessView
 from dapo.report.records import FileMark, process_of, read_lines, row_of, sample_of, span_of
-from dapo.report.settings import difference_of
+from dapo.report.settings_table import difference_of
 from dapo.types.protocols import Span
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from dapo.observe import jsonl
-from dapo.observe.files import open_regular
 from dapo.observe.metrics import Row
+from dapo.observe.run_files import open_regular
 from dapo.observe.samples import Sample
 from dapo.observe.text import utf8
 from dapo.report.family import LARGEST

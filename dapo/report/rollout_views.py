@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dapo.errors import DataError
-from dapo.observe.files import check_regular
 from dapo.observe.parquet import ParquetSource, open_parquet
+from dapo.observe.run_files import check_regular
 from dapo.report.page_data import GroupView, ResponseView, Tokens, TurnView
-from dapo.report.problems import problems_of
+from dapo.report.prompts_file import problems_of
 from dapo.report.reader import RunContents
 from dapo.report.rollout_index import Summary, opened, read_columns, reading
 from dapo.types.enums import Disposition, Verdict

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from dapo.errors import RecipeError
-from dapo.observe.files import read_regular
+from dapo.observe.run_files import read_regular
 from dapo.observe.run_lock import is_held
 
 DEEPEST = 4

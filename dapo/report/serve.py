@@ -35,8 +35,8 @@ from starlette.types import ASGIApp
 
 from dapo.errors import DataError, RecipeError
 from dapo.report import browse
+from dapo.report.access import guards
 from dapo.report.bundle import bundle_of
-from dapo.report.guard import guards
 from dapo.report.page import Live, document, page_html
 from dapo.report.page_data import GroupView, PageData, PromptView
 from dapo.report.reader import RunContents

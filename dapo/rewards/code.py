@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.rewards import code_runner
-from dapo.sandbox.kinds import SandboxSettings, make_sandbox
 from dapo.sandbox.runs import OUTPUT_BYTES, Ran, Sandbox, SandboxError
+from dapo.sandbox.select import SandboxSettings, make_sandbox
 from dapo.types.batch import Completion, Prompt
 
 _FENCE = "```"

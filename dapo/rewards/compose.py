@@ -20,7 +20,7 @@ from dapo.rewards.pool import MEMORY_MIB, WorkerPool
 from dapo.rewards.question import with_wide_ids
 from dapo.rewards.service import ServicePool
 from dapo.rewards.task import SIGNED_SUM
-from dapo.sandbox.kinds import SandboxSettings, try_sandbox
+from dapo.sandbox.select import SandboxSettings, try_sandbox
 from dapo.types.batch import Completion, Key, Prompt, Score
 
 ACCURACY = "accuracy"

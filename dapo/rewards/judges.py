@@ -14,13 +14,13 @@ from dapo.errors import RewardError
 from dapo.hooks import OBJECTS, user_line
 from dapo.rewards import last_number, math, simple
 from dapo.rewards.code import CodeJudge, CodeSettings, find_program
+from dapo.rewards.compared_text import vote_text
 from dapo.rewards.function import describe_error, load_function, read_values
 from dapo.rewards.marks import extract_answer
 from dapo.rewards.question import Kind
 from dapo.rewards.signatures import adapt
 from dapo.rewards.simple import TookLong
 from dapo.rewards.task import read_answer, task, warm_up
-from dapo.rewards.text import vote_text
 from dapo.sandbox.runs import SandboxError
 from dapo.types.batch import Completion, Prompt
 

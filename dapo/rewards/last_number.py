@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from dapo.rewards.compared_text import MAX_ANSWER, read_golds, vote_text
 from dapo.rewards.marks import unwrap
-from dapo.rewards.text import MAX_ANSWER, read_golds, vote_text
 from dapo.rewards.units import read_unit
 
 _BETWEEN = r"(?:,|\{,\}|\\,|\\!,?|_|[\u00a0\u2009\u202f])"  # thousands

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dapo.rewards.text import MAX_ANSWER
+from dapo.rewards.compared_text import MAX_ANSWER
 
 # At the beginning of a line `answer:` in any spelling; after other text on the line only `Answer:` or `final answer:`.
 _ANSWER = re.compile(

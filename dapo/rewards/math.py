@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from dapo.rewards import symbolic
 from dapo.rewards.amounts import is_list, is_ratio, read_amounts, same_amounts
+from dapo.rewards.compared_text import MAX_ANSWER, read_golds, vote_text
 from dapo.rewards.latex import (
     Shape,
     as_text,
@@ -26,7 +27,6 @@ from dapo.rewards.latex import (
 )
 from dapo.rewards.marks import extract_answer, unwrap
 from dapo.rewards.numbers import Number, TooLarge, read_number
-from dapo.rewards.text import MAX_ANSWER, read_golds, vote_text
 from dapo.rewards.units import split_unit
 
 _BASE = re.compile(r"\(?(\w+)\)?_\{?(\d+)\}?")

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from math import comb, factorial, isqrt
 from typing import Any
 
-from dapo.rewards.text import MAX_ANSWER
+from dapo.rewards.compared_text import MAX_ANSWER
 from dapo.rewards.units import Unit, read_unit, split_unit
 
 TOLERANCE = Fraction(1, 10**9)  # of a decimal, relative to a value that no short decimal can be

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from dapo.errors import RewardError
 from dapo.metrics.names import reward_name_problem
+from dapo.rewards.compared_text import read_golds
 from dapo.rewards.function import describe, read_values
-from dapo.rewards.text import read_golds
 from dapo.types.batch import MODEL, Completion, Prompt
 
 Ours = Callable[[Prompt, Completion], Any]

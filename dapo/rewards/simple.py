@@ -7,7 +7,7 @@ from collections import deque
 import regex  # as re, and its matching takes a time limit
 
 from dapo.errors import RewardError
-from dapo.rewards.text import MAX_ANSWER, normalise, read_golds, vote_text
+from dapo.rewards.compared_text import MAX_ANSWER, normalise, read_golds, vote_text
 
 # The most characters that NFKC makes one of (Greek letters with three accents): a text this many times as long as the
 # gold answer cannot equal it.

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from dapo.processes.wire import answer_frame, receive
+from dapo.rewards.compared_text import read_golds
 from dapo.rewards.judges import Judge, Verifier, ask, make_judge
 from dapo.rewards.question import Question, read_question
-from dapo.rewards.text import read_golds
 from dapo.system import end_with_parent_if_asked
 
 _LONG = 1 << 16  # characters of a response that is not read while a verdict waits to be sent

@@ -12,7 +12,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
+from dapo.algorithms.algorithm import LENGTH_PENALTY, Algorithm, Float64, Passes
 from dapo.algorithms.correction import CorrectionKind, OffPolicyMask, importance_correction
+from dapo.algorithms.entropy import EntropyControl
 from dapo.algorithms.hook_checks import AdvantageHook, ExtraHook, KeepHook, LossHook, ShapingHook
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
@@ -42,8 +44,6 @@ from dapo.config.schema.kinds import (
 from dapo.config.section import Section
 from dapo.errors import HookError, RecipeError
 from dapo.hooks import load
-from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64, Passes
-from dapo.loop.entropy import EntropyControl
 from dapo.loop.schedule import Schedule
 from dapo.types.batch import BoolArray, FloatArray, IntArray, Row
 from dapo.types.extra import Extra

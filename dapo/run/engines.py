@@ -29,10 +29,10 @@ from dapo.models.tokenizer import load_tokenizer
 from dapo.processes.threads import ThreadTransport
 from dapo.processes.transport import HostSpec, Transport
 from dapo.run.algorithm import load_hook
+from dapo.run.decoding import decode_spec
 from dapo.run.given import ENGINE_METHODS, Context, make_engine_of
 from dapo.run.held import learner_holds
 from dapo.run.places import Places, missing_ray, transport_of
-from dapo.run.texts import decode_spec
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine
 from dapo.weights.exchange import WeightExchange

@@ -18,10 +18,10 @@ from dapo.data.answers import Answers, answers_read
 from dapo.data.chat import shows_tools
 from dapo.data.load import PreparedData, prepare
 from dapo.data.render import resolve_style
-from dapo.environments.hosts import HostedPlayers
+from dapo.environments.chat_requests import Sampling
+from dapo.environments.cluster import HostedPlayers
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.programs import PYTHON, ProgramSettings
-from dapo.environments.requests import Sampling
 from dapo.environments.speech import PlainSpeech, TemplateSpeech, find_format, make_speech
 from dapo.environments.verified import KIND, data_files
 from dapo.environments.worker import Load
@@ -31,7 +31,7 @@ from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.texts import Texts
 from dapo.processes.transport import Transport
-from dapo.sandbox.kinds import SandboxSettings, try_sandbox
+from dapo.sandbox.select import SandboxSettings, try_sandbox
 from dapo.types.environment import Abilities, Players
 
 REPEATS = (

@@ -14,7 +14,7 @@ from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.config.load import LoadedRecipe
 from dapo.errors import AccuracyUnknown, DataError
 from dapo.loop.evaluation_metrics import UNKNOWN, by_set_of, result_of
-from dapo.observe.answers import read_answers, write_answers
+from dapo.observe.answer_lines import read_answers, write_answers
 from dapo.observe.columns import accuracy_by_value
 from dapo.observe.console import Console
 from dapo.observe.evaluation_table import BY_VALUE, AccuracyDifference, Shown, as_object, comparison, table

@@ -10,11 +10,11 @@ import torch
 
 from dapo.config.deployment import deployment_of
 from dapo.config.schema import Recipe
-from dapo.data.hub import missing_for_hub
+from dapo.data.hub_sets import missing_for_hub
 from dapo.errors import ModelError, NotInstalled
 from dapo.metrics.peers import nemo_rl_metrics
 from dapo.models.load import find_device, missing_weights
-from dapo.observe.files import no_room_in
+from dapo.observe.run_files import no_room_in
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.trackers import make_trackers, missing_tracker
 from dapo.run.engines import missing_card, missing_key, missing_of_learner, missing_package

@@ -30,7 +30,7 @@ from dapo.processes.transport import HostSpec
 from dapo.run.algorithm import make_correction, make_objective, needs_reference
 from dapo.run.model import adapter_seed, make_model
 from dapo.run.places import Places, transport_of
-from dapo.run.weights import host_of
+from dapo.run.publishing import host_of
 from dapo.types.model import ModelFacts
 from dapo.weights.exchange import WeightExchange
 

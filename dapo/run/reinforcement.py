@@ -35,6 +35,7 @@ from dapo.observe.console import Console
 from dapo.observe.shares import names_answers
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.algorithm import make_algorithm
+from dapo.run.decoding import make_texts
 from dapo.run.engines import check_engine, start_engine
 from dapo.run.episodes import Playing, longest_conversation, sandbox_of, start_environment
 from dapo.run.fits import check_fits
@@ -58,10 +59,9 @@ from dapo.run.model import (
     with_folder,
 )
 from dapo.run.places import open_places
+from dapo.run.publishing import make_exchange
 from dapo.run.sampling import make_sampling, make_validation_sampling, stop_tokens
 from dapo.run.session import Session
-from dapo.run.texts import make_texts
-from dapo.run.weights import make_exchange
 from dapo.system import core_count
 from dapo.types.batch import Prompt
 from dapo.types.evaluation import EvaluationProgress

@@ -22,9 +22,9 @@ from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.observe.console import Console
 from dapo.run.model import check_model, facts_without_weights, make_facts, make_model, make_tokenizer, with_folder
+from dapo.run.publishing import make_exchange
 from dapo.run.sampling import stop_tokens
 from dapo.run.session import Session
-from dapo.run.weights import make_exchange
 from dapo.types.batch import Prompt
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Learner, Recorder

@@ -11,13 +11,13 @@ from operator import attrgetter
 from pathlib import Path
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.config.files import RESOLVED
+from dapo.config.faults import brief, written
 from dapo.config.load import LoadedRecipe
-from dapo.config.problems import brief, written
 from dapo.config.resume import Change
 from dapo.config.schema import Recipe
 from dapo.config.settings import kinds_at, options_of
 from dapo.config.shipped import short_name
+from dapo.config.yaml_files import RESOLVED
 from dapo.observe.commands import resume_said
 from dapo.observe.console import Console
 from dapo.observe.metrics import read_metrics

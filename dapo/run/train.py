@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.config.files import RESOLVED
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import (
     ClusterEnded,
     ClusterError,

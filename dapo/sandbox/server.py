@@ -1,7 +1,7 @@
 """Fork a confined process for each program: a server, in a process of its own that holds nothing worth reading.
 
-``dapo.sandbox.local`` starts it with an empty environment and sends one request at a time, with descriptors of the
-program, its input, its output and its errors. The server reads none of them. Standard library alone.
+``dapo.sandbox.fork_server`` starts it with an empty environment and sends one request at a time, with descriptors of
+the program, its input, its output and its errors. The server reads none of them. Standard library alone.
 
 With namespaces it first moves into its own (user, network, ipc, mounts), whose root folder holds Python's library and
 nothing else. Each request then makes a process namespace: its first process mounts a sized ``/tmp``, forks the program

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dapo.errors import EngineError
-from dapo.models.weights import read_weights, write_part
+from dapo.models.weight_files import read_weights, write_part
 from dapo.types.batch import Route, Ticket
 from dapo.weights.route import PublishSize, Readers, Senders, Source, WeightRoute
 from dapo.weights.sets import WeightSets

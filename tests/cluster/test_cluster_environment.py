@@ -16,7 +16,7 @@ from ray_processes import NEEDS_RAY
 from small_run import assert_every_token_has_a_fate, assert_none_lost_or_doubled, dapo
 from test_run_environment import QUICK, assert_recomputed, playing, recipe
 
-from dapo.environments.hosts import HostedPlayers
+from dapo.environments.cluster import HostedPlayers
 from dapo.observe.metrics import read_metrics
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]

@@ -17,7 +17,7 @@ from ray_processes import NEEDS_RAY, ancestors, command_of, descendants
 from small_run import assert_every_token_has_a_fate, assert_none_lost_or_doubled, dapo, write_recipe
 from test_run_environment import weights
 
-from dapo.environments.hosts import HostedPlayers
+from dapo.environments.cluster import HostedPlayers
 from dapo.observe.metrics import read_metrics
 from dapo.observe.rollouts import read_rollouts
 

@@ -18,7 +18,7 @@ from dapo.learner.driver import LearnerDriver
 from dapo.processes.ray_head import OwnCluster
 from dapo.report.bundle import bundle_of
 from dapo.report.reader import read_run
-from dapo.run import engines, weights
+from dapo.run import engines, publishing
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
 
@@ -108,8 +108,8 @@ def test_a_rank_that_is_killed_is_started_again_from_the_checkpoint(recipe, loca
 
 def test_weights_by_the_object_store_are_the_same_run_also_with_an_engine_killed(recipe, local, joined, monkeypatch):
     """From ranks to engines, one of which is gone when the second publish comes; nothing is left in memory."""
-    folders, new_shared_folder = [], weights.new_shared_folder
-    monkeypatch.setattr(weights, "new_shared_folder", lambda: folders.append(new_shared_folder()) or folders[-1])
+    folders, new_shared_folder = [], publishing.new_shared_folder
+    monkeypatch.setattr(publishing, "new_shared_folder", lambda: folders.append(new_shared_folder()) or folders[-1])
     loads, shots = shoot_at_the_second_publish(monkeypatch)
     rows = train(recipe, "store", *RANKS, *joined, "rollout.weight_transfer=object_store")
     assert computed(rows) == local

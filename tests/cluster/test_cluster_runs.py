@@ -14,7 +14,7 @@ from small_run import assert_none_lost_or_doubled, write_recipe
 
 from dapo.engines.pool import EnginePool
 from dapo.processes.left_over import delete_left
-from dapo.run import engines, weights
+from dapo.run import engines, publishing
 
 pytestmark = pytest.mark.cluster
 
@@ -110,5 +110,5 @@ def test_no_engine_outlives_its_driver(recipe, by):
     left = list(Path("/dev/shm").glob(f"dapo-weights-{run.pid}-*"))
     if by == "SIGTERM":
         assert not left
-    delete_left(Path("/dev/shm"), weights._PREFIX)  # what the next run does first
+    delete_left(Path("/dev/shm"), publishing._PREFIX)  # what the next run does first
     assert not list(Path("/dev/shm").glob(f"dapo-weights-{run.pid}-*"))

@@ -12,8 +12,8 @@ import torch
 import warm
 
 from dapo.processes import local
+from dapo.processes.large_messages import Parts
 from dapo.processes.local import ProcessHost, ProcessTransport
-from dapo.processes.parts import Parts
 from dapo.processes.served import serve
 
 

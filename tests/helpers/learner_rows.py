@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 import torch
 
+from dapo.algorithms.algorithm import Algorithm
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.algorithms.reduction import loss_weights
-from dapo.loop.algorithm import Algorithm
 from dapo.types.batch import Completion, Group, LearnStep, Prompt, Row, Score, TokenTrace
 from dapo.types.enums import FinishReason, Verdict
 

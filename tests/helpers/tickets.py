@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dapo.models.weights import model_tensors, write_weights
+from dapo.models.weight_files import model_tensors, write_weights
 from dapo.types.batch import Ticket
 from dapo.weights.sets import WeightSets
 from dapo.weights.shared import offer

@@ -10,7 +10,7 @@ import warm
 from small_run import write_recipe
 
 from dapo.cli.main import main
-from dapo.observe.extra import INSTALL, PAGES, PICTURES, PLOTS
+from dapo.observe.report_extra import INSTALL, PAGES, PICTURES, PLOTS
 
 pytestmark = pytest.mark.whole
 ROOT = Path(__file__).parents[2]

@@ -26,8 +26,8 @@ from small_run import dapo, write_recipe
 
 from dapo.config import recipe_from_dict
 from dapo.environments.tools import Tool
-from dapo.sandbox.kinds import SandboxSettings, try_sandbox
 from dapo.sandbox.runs import SandboxError
+from dapo.sandbox.select import SandboxSettings, try_sandbox
 
 SESSIONS = [
     "tutorial",

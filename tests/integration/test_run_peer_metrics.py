@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_run import dapo, write_recipe
 
-from dapo.config.peers import PEER_METRICS, peer_metric
+from dapo.config.peer_names import PEER_METRICS, peer_metric
 from dapo.metrics.peers import nemo_rl_metrics
 from dapo.observe.metrics import read_metrics
 from dapo.observe.rollouts import read_rollouts

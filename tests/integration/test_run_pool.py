@@ -10,7 +10,7 @@ from inline_transport import InlineTransport
 from pool_runs import computed, train
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.engines import weights
+from dapo.engines import received_weights
 from dapo.run import engines
 
 
@@ -57,7 +57,7 @@ def test_a_run_in_lockstep_does_not_tell_that_engines_died(recipe, inline):
 def test_an_engine_that_keeps_an_old_tensor_stops_the_run(recipe, inline, monkeypatch):
     """The second engine of the pool forgets its head, from the second publish on."""
     inline(InlineTransport())
-    models, whole = [], weights.copy_weights  # models in the order of their first publish
+    models, whole = [], received_weights.copy_weights  # models in the order of their first publish
 
     def forgets(model, tensors):
         old = {name: x.clone() for name, x in model.state_dict().items() if "lm_head" in name}
@@ -67,7 +67,7 @@ def test_an_engine_that_keeps_an_old_tensor_stops_the_run(recipe, inline, monkey
             for name, x in old.items():
                 model.state_dict()[name].copy_(x)
 
-    monkeypatch.setattr(weights, "copy_weights", forgets)
+    monkeypatch.setattr(received_weights, "copy_weights", forgets)
     done = dapo(
         "train", recipe, "run.name=stale", "rollout.engines=2", "rollout.slots=8", "validation.every=0", expect=1
     )

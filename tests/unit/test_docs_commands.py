@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from dapo.cli.main import app
 from dapo.config.explain import explain
-from dapo.config.peers import PEER_METRICS, peer_metric
+from dapo.config.peer_names import PEER_METRICS, peer_metric
 from dapo.config.settings import generic, settings
 from dapo.metrics.glossary import AREAS, GLOSSARY, lookup
 

@@ -11,7 +11,7 @@ from vllm_parts import true_logprobs
 from dapo.config.load import recipe_from_dict
 from dapo.engines.embedded import EmbeddedEngine
 from dapo.loop.sampling.rollouts import Rollouts
-from dapo.run.texts import make_texts
+from dapo.run.decoding import make_texts
 from dapo.types.batch import Group, Key, Prompt, SampleRequest, SamplingParams, Score
 from dapo.types.enums import FinishReason
 

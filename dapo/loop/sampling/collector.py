@@ -22,9 +22,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from dapo.algorithms.algorithm import Algorithm
 from dapo.config.schema import DynamicSampling
 from dapo.errors import EngineError, RunStuck, SamplingStopped
-from dapo.loop.algorithm import Algorithm
 from dapo.loop.sampling.account import Account, source_metrics, stopped
 from dapo.loop.sampling.groups import (
     OpenGroup,

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dapo.links import addressed
 from dapo.report.page_data import Advice
 from dapo.report.reader import RunContents
-from dapo.report.rules import cost, learning, policy, responses, sampling
-from dapo.report.rules.facts import RANK, Facts, Rule
+from dapo.report.rules import cost, dynamic_sampling, learning, policy, responses
+from dapo.report.rules.course import RANK, Facts, Rule
 
 __all__ = ["RULES", "Facts", "Rule", "advice_of"]
 
 RULES: tuple[Rule, ...] = (
-    *sampling.FIRST,
+    *dynamic_sampling.FIRST,
     *learning.RULES,
     *policy.RULES,
-    *sampling.RULES,
+    *dynamic_sampling.RULES,
     *responses.RULES,
     *cost.RULES,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dapo.observe.text import number, percent
 from dapo.report.phases import phases_of_row
-from dapo.report.rules.facts import Facts, Finding, Rule, Severity, learner_restarts
+from dapo.report.rules.course import Facts, Finding, Rule, Severity, learner_restarts
 from dapo.words import counted
 
 IDLE, GENERATING = 0.4, 0.4

@@ -10,8 +10,8 @@ from dapo.observe.columns import changes_by_value, fallen_said
 from dapo.observe.commands import export_said
 from dapo.observe.held_out import AccuracyPoint, Moved, chance_between, moved
 from dapo.observe.text import clean, number, percent, sentence, shorten
-from dapo.report.problems import count_prompts
-from dapo.report.rules.facts import Facts, Finding, Rule
+from dapo.report.prompts_file import count_prompts
+from dapo.report.rules.course import Facts, Finding, Rule
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 """Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""

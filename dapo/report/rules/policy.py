@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 
 from dapo.observe.commands import export_said
+from dapo.observe.live_view import CLIPPED, COLLAPSED
 from dapo.observe.text import number, percent
-from dapo.observe.view import CLIPPED, COLLAPSED
-from dapo.report.rules.facts import Facts, Finding, Rule
+from dapo.report.rules.course import Facts, Finding, Rule
 
 SOLVED = 0.95
 """Training accuracy from which a low entropy is only certainty. (The quickstart goes from 42 to 90 % at a third of its

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from dapo.observe.live_view import CUT_OFF
 from dapo.observe.text import clean, number, percent, shorten
-from dapo.observe.view import CUT_OFF
-from dapo.report.rules.facts import Facts, Finding, Rule
+from dapo.report.rules.course import Facts, Finding, Rule
 from dapo.words import counted
 
 LONGER, SHORTER, BETTER = 1.5, 0.6, 0.02

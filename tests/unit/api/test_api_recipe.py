@@ -13,7 +13,7 @@ import dapo
 from dapo.algorithms.objective import Objective
 from dapo.api.data import sources
 from dapo.api.recipe import ask, overrides_of, reward_sections
-from dapo.config.files import RESOLVED
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import DataError, RecipeError
 from dapo.hooks import give_as, given, load
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dapo.algorithms.algorithm import Algorithm
 from dapo.algorithms.keep import judge_group
-from dapo.loop.algorithm import Algorithm
 from dapo.types.batch import Prompt, SampleEvent, SamplingParams, Score, content_id
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.seeds import TRAINING, derive_seed

@@ -15,8 +15,8 @@ from dapo.cli.check_rewards import Trial, try_rewards
 from dapo.config import recipe_from_dict
 from dapo.data import prepare
 from dapo.models.tiny import make_word_tokenizer
-from dapo.sandbox.kinds import SandboxSettings, try_sandbox
 from dapo.sandbox.runs import SandboxError
+from dapo.sandbox.select import SandboxSettings, try_sandbox
 
 RECORD = {"problem": "Write add.", "tests": ["assert add(1, 2) == 3"], "solution": "def add(a, b): return a + b"}
 

@@ -207,7 +207,7 @@ def test_data_of_the_hub_without_a_network_is_not_refused(folder, capsys, monkey
     assert code == NOT_HERE
     assert told.count("hub:someone/problems needs the package datasets") == 1
     monkeypatch.setitem(sys.modules, "datasets", types.ModuleType("datasets"))
-    monkeypatch.setattr("dapo.data.hub.unreachable", lambda: "https://hub.example cannot be reached (down)")
+    monkeypatch.setattr("dapo.data.hub_sets.unreachable", lambda: "https://hub.example cannot be reached (down)")
     code, told, _ = check(capsys, "data.train.0.path=hub:someone/problems")
     assert code == NOT_HERE
     assert "  not here: hub:someone/problems: https://hub.example cannot be reached (down)" in told

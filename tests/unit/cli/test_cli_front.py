@@ -17,8 +17,8 @@ from dapo.errors import RecipeError
 from dapo.links import SITE
 from dapo.metrics.glossary import lookup
 from dapo.metrics.printed import EVALUATION, STEP, SUPERVISED_STEP, SUPERVISED_VIEW, VIEW
-from dapo.observe.lines import step_line
-from dapo.observe.view import RunState
+from dapo.observe.live_view import RunState
+from dapo.observe.terminal_lines import step_line
 from dapo.rewards.math import accuracy
 
 

@@ -15,10 +15,10 @@ import pytest
 import typer
 
 import dapo
-from dapo.cli.evaluate import evaluation_recipe
+from dapo.cli.evaluate_recipe import evaluation_recipe
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
-from dapo.config.files import RESOLVED
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import LearnerError, RecipeError, Terminated
 
 ROOT = Path(__file__).parents[3]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from each import each
 
+from dapo.config.faults import nearest, unknown_key
 from dapo.config.load import recipe_from_dict
-from dapo.config.peers import PEER_KEYS
-from dapo.config.problems import nearest, unknown_key
+from dapo.config.peer_names import PEER_KEYS
 from dapo.config.settings import settings
 from dapo.errors import RecipeError
 
@@ -91,7 +91,7 @@ def test_a_dotted_key_of_yaml_is_shown_nested() -> None:
 
 def test_suggestions_stop_after_ten_unknown_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("dapo.config.problems.unknown_key", lambda key, kind: asked.append(key) or "no such key")
+    monkeypatch.setattr("dapo.config.faults.unknown_key", lambda key, kind: asked.append(key) or "no such key")
     given = {"rollout": {f"nothing_{n}": n for n in range(200)}}
     with pytest.raises(RecipeError) as caught:
         recipe_from_dict(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dapo.config import Recipe, dump_resolved, load_recipe, recipe_from_dict
-from dapo.config.files import RESOLVED
 from dapo.config.settings import settings
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import RecipeError
 
 RECIPES = sorted((Path(__file__).parents[3] / "dapo/recipes").glob("*.yaml"))

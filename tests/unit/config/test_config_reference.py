@@ -9,8 +9,8 @@ import pytest
 from each import each
 
 from dapo.config.check_data import source_name
-from dapo.config.peers import PEER_KEYS, peer_entry
-from dapo.config.problems import unknown_key
+from dapo.config.faults import unknown_key
+from dapo.config.peer_names import PEER_KEYS, peer_entry
 from dapo.config.reference import reference
 from dapo.config.schema import DataSource
 from dapo.config.settings import settings

@@ -9,7 +9,7 @@ import pytest
 from each import each
 
 from dapo.config import load_recipe, recipe_from_dict
-from dapo.config.peers import PEER_KEYS, peer_hint
+from dapo.config.peer_names import PEER_KEYS, peer_hint
 from dapo.config.settings import settings
 from dapo.errors import RecipeError
 

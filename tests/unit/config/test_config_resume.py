@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dapo.config import recipe_from_dict
-from dapo.config.files import RESOLVED
 from dapo.config.resume import check_resume, load_for_resume
 from dapo.config.settings import settings
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import CheckpointError, RecipeError
 
 SMALL = {"model": {"path": "someone/model"}, "data": {"train": [{"task": "signed_sum"}]}, "run": {"name": "x"}}

@@ -11,14 +11,14 @@ from each import each
 from ruamel.yaml import YAML
 
 from dapo.config import load_recipe
-from dapo.config.files import RESOLVED
 from dapo.config.resume import changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secret_text import HIDDEN
 from dapo.config.secrets import redact, redact_override
 from dapo.config.settings import settings
 from dapo.config.shipped import recipe_names
-from dapo.config.write import without_secrets
+from dapo.config.write_yaml import without_secrets
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import RecipeError
 
 TOKEN, PASSWORD = "s3cr3t-of-mine", "pa55word-x"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dapo.config.files import MOST_BYTES, parse_yaml
+from dapo.config.yaml_files import MOST_BYTES, parse_yaml
 from dapo.errors import RecipeError
 
 

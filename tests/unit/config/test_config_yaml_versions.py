@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from dapo.config import load_recipe, recipe_from_dict
-from dapo.config.write import to_yaml
+from dapo.config.write_yaml import to_yaml
 
 SMALL: dict[str, Any] = {"model": {"path": "builtin/signed-sum"}, "data": {"train": [{"task": "signed_sum"}]}}
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dapo.config.files import resolve_paths
 from dapo.config.schema import TrainSource
+from dapo.config.yaml_files import resolve_paths
 from dapo.data import load_problems
 from dapo.data.readers import read_records
 from dapo.errors import DataError

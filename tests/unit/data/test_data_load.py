@@ -11,8 +11,8 @@ import pytest
 
 from dapo.config.schema import Data, TrainSource
 from dapo.data import prepare
+from dapo.data.leaks import SharedProblems, overlap_key
 from dapo.data.load import find_conflicts, load_problems
-from dapo.data.overlap import SharedProblems, overlap_key
 from dapo.errors import DataError
 from dapo.types.batch import content_id
 

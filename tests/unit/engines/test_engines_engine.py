@@ -16,7 +16,7 @@ from dapo.engines.embedded import EmbeddedEngine
 from dapo.engines.generate import GenerateEngine
 from dapo.engines.sampling import truncate
 from dapo.errors import EngineError
-from dapo.models.weights import model_tensors
+from dapo.models.weight_files import model_tensors
 from dapo.types.batch import Partial, Ticket
 from dapo.types.enums import FinishReason
 from dapo.weights.shared import offered

@@ -7,7 +7,7 @@ import torch
 from dapo.config import recipe_from_dict
 from dapo.engines.vllm_options import check_names
 from dapo.errors import EngineError, RecipeError
-from dapo.models.weights import read_shapes, read_weights, write_weights
+from dapo.models.weight_files import read_shapes, read_weights, write_weights
 from dapo.run import engines
 from dapo.types.batch import Partial, SampleRequest, SamplingParams
 from dapo.types.seeds import generator_seed

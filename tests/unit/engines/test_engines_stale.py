@@ -9,7 +9,7 @@ from learner_here import LearnerHere
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
-from dapo.engines import fused, weights
+from dapo.engines import fused, received_weights
 from dapo.engines.embedded import EmbeddedEngine
 from dapo.engines.generate import GenerateEngine
 from dapo.errors import EngineError
@@ -54,13 +54,13 @@ def test_one_old_tensor_is_named_at_its_first_publish(make, kind, fresh, monkeyp
     assert check(0)["train/sync_tensors"] == len(learner.loaded.model.state_dict())
     old = {name: x.clone() for name, x in engine._loaded.model.state_dict().items() if kind in name}
     assert len(old) == 1
-    copy = weights.copy_weights
+    copy = received_weights.copy_weights
 
     def forgetful(model, tensors):
         copy(model, tensors)
         model.load_state_dict(old, strict=False)
 
-    monkeypatch.setattr(weights, "copy_weights", forgetful)
+    monkeypatch.setattr(received_weights, "copy_weights", forgetful)
     move(learner.loaded.model)
     engine.load(learner.publish(1))
     with pytest.raises(EngineError, match=f"after step 1 failed: 1 of .* tensors .*{kind}"):

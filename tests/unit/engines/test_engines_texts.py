@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from dapo.config.load import recipe_from_dict
 from dapo.engines.host import EngineHost
 from dapo.loop.sampling.rollouts import Rollouts
-from dapo.run.texts import decode_spec, make_texts
+from dapo.run.decoding import decode_spec, make_texts
 from dapo.types.batch import Key, Partial, SampleEvent, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Optional
 import pytest
 from each import each
 
-from dapo.environments.formats import FORMATS, detect, read_calls
+from dapo.environments.call_formats import FORMATS, detect, read_calls
 from dapo.environments.tools import Tool, ToolError
 
 

@@ -6,8 +6,8 @@ import pytest
 from inline_transport import InlineTransport
 from test_environments_pool import ask, load, question, said
 
-from dapo.environments import hosts
-from dapo.environments.hosts import HostedPlayers
+from dapo.environments import cluster
+from dapo.environments.cluster import HostedPlayers
 from dapo.environments.pool import EnvironmentPool
 from dapo.errors import EpisodeError
 from dapo.processes.local import ProcessTransport
@@ -109,7 +109,7 @@ def test_a_host_that_stands_still_is_replaced(players, monkeypatch):
     worker = stuck.thing._pool
 
     def waited(calls, **how):
-        monkeypatch.setattr(hosts, "PATIENCE", 300.0 if stuck.lost else -1.0)
+        monkeypatch.setattr(cluster, "PATIENCE", 300.0 if stuck.lost else -1.0)
         return wait(calls, **how) if stuck.lost else []
 
     monkeypatch.setattr(transport, "wait", waited)

@@ -15,8 +15,8 @@ from dapo.environments.pool import EnvironmentPool
 from dapo.environments.programs import PYTHON, ProgramSettings, told
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
-from dapo.sandbox.kinds import SandboxSettings
 from dapo.sandbox.runs import Ran
+from dapo.sandbox.select import SandboxSettings
 from dapo.types.batch import Key, Prompt
 from dapo.types.environment import Answer, Question, Spoken
 

@@ -11,7 +11,7 @@ import shapes_for_tests as shapes
 
 from dapo.config.load import load_recipe
 from dapo.environments import verified
-from dapo.environments.formats import hermes
+from dapo.environments.call_formats import hermes
 from dapo.environments.forms import Episode, form_of
 from dapo.environments.shapes import WrongReply, gym_opens
 from dapo.errors import RecipeError

@@ -9,7 +9,7 @@ import pytest
 from each import each
 
 from dapo.errors import RecipeError
-from dapo.importing import files, yaml_source
+from dapo.importing import named_files, yaml_source
 from dapo.importing.convert import import_file, import_text
 
 LAUNCH = "python3 -m verl.trainer.main_ppo "
@@ -17,8 +17,8 @@ LAUNCH = "python3 -m verl.trainer.main_ppo "
 
 def test_files_that_name_each_other_are_refused_after_a_few_reads(tmp_path: Path, monkeypatch) -> None:
     reads: list[Path] = []
-    read = files.read_source
-    monkeypatch.setattr(files, "read_source", lambda path: (reads.append(path), read(path))[1])
+    read = named_files.read_source
+    monkeypatch.setattr(named_files, "read_source", lambda path: (reads.append(path), read(path))[1])
     names = [f"f{n}" for n in range(4)]
     for name in names:
         (tmp_path / f"{name}.yaml").write_text(f"defaults: [{', '.join(names)}]\ngrpo: {{num_prompts_per_step: 4}}")

@@ -11,7 +11,7 @@ from dapo.cli.main import main
 from dapo.config.load import recipe_from_dict
 from dapo.errors import RecipeError
 from dapo.importing.convert import import_file, import_text
-from dapo.importing.recipe import nested
+from dapo.importing.recipe_text import nested
 from tests.unit.importing import configurations_for_tests as public
 
 NEMO = "uv run examples/run_grpo_math.py --config examples/configs/recipes/llm/dapo-qwen2.5-7b.yaml {overrides}\n"

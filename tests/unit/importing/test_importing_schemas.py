@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dapo.config.peers import PEER_KEYS
+from dapo.config.peer_names import PEER_KEYS
 from dapo.importing import convert, yaml_source
 from dapo.importing.convert import import_text
 from dapo.importing.reading import Reading

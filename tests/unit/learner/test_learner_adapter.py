@@ -37,7 +37,7 @@ from dapo.models.checksum import checksum
 from dapo.models.facts import facts_of, read_facts
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import read_weights
+from dapo.models.weight_files import read_weights
 from dapo.run.export import write_adapter, write_model
 from dapo.types.batch import Key, SampleRequest, SamplingParams, TokenRow
 from dapo.weights.exchange import WeightExchange

@@ -26,7 +26,7 @@ from dapo.metrics.stats import values
 from dapo.models.adapter import adapter_parts, published
 from dapo.models.checksum import checksum
 from dapo.models.load import load_model
-from dapo.models.weights import read_weights
+from dapo.models.weight_files import read_weights
 
 over_processes = pytest.mark.cluster
 MODELS = rank_stage.MODELS | {"other": {"hidden": 16, "heads": 2, "ffn": 24, "seed": 5}}

@@ -14,7 +14,7 @@ from rank_stage import OBJECTIVES
 
 from dapo.config import schema
 from dapo.models.load import load_model
-from dapo.models.weights import read_weights
+from dapo.models.weight_files import read_weights
 
 pytestmark = pytest.mark.cluster
 SETTINGS = {"microbatch_tokens": 48}

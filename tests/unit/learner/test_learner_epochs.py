@@ -12,10 +12,10 @@ from learner_rows import learn_step, make_algorithm, make_groups, rows_of, with_
 from test_learner_worker import folder, make_learner, truncated_importance, weights_of  # noqa: F401  (a fixture)
 from transformers import AutoModelForCausalLM
 
+from dapo.algorithms.algorithm import Passes
 from dapo.algorithms.correction import OffPolicyMask
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.step import step_counts
-from dapo.loop.algorithm import Passes
 
 
 class OneNumber:

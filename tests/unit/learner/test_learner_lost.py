@@ -25,7 +25,7 @@ from dapo.models.load import load_model
 from dapo.models.read import check_buffers, give_memory
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import model_tensors, read_shapes, read_weights, write_part, write_weights
+from dapo.models.weight_files import model_tensors, read_shapes, read_weights, write_part, write_weights
 from dapo.processes.transport import HostSpec
 from dapo.run import learners
 from dapo.types.batch import LearnStep

@@ -18,9 +18,9 @@ from rank_work import norms_as_wide_as_the_model
 from dapo.algorithms.objective import clip_objective
 from dapo.algorithms.variants.cispo import cispo_objective
 from dapo.config import schema
-from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import plan_passes
 from dapo.learner.step import PolicyStep
+from dapo.learner.step_metrics import TokenRecord
 from dapo.metrics.stats import merge, stat, values
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model

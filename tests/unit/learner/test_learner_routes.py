@@ -15,7 +15,7 @@ from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
 from dapo.engines.embedded import EmbeddedEngine
 from dapo.errors import LearnerError
-from dapo.learner.routes import load_stats
+from dapo.learner.experts import load_stats
 from dapo.metrics.stats import values
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -56,10 +56,10 @@ def test_loads_by_hand():
 def test_loads_count_every_token_of_a_response_once(folder, monkeypatch):
     """All but its last token, from which nothing is predicted; prompts are computed as often as passes want."""
     seen = []
-    from dapo.learner import routes
+    from dapo.learner import experts
 
-    right = routes.load_stats
-    monkeypatch.setattr(routes, "load_stats", lambda loads: seen.append(loads.clone()) or right(loads))
+    right = experts.load_stats
+    monkeypatch.setattr(experts, "load_stats", lambda loads: seen.append(loads.clone()) or right(loads))
     parts = minibatches()
     found = learned(learner_of(folder, "off"), parts, ratio_against="learner")
     rows = [row for part in parts for row in part]

@@ -28,7 +28,7 @@ from dapo.metrics.stats import Max, Mean, Min, Sum, merge, values
 from dapo.metrics.tokens import TOKEN_METRICS
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import model_tensors, read_shapes
+from dapo.models.weight_files import model_tensors, read_shapes
 from dapo.run.export import write_model
 from dapo.types.batch import LearnStep
 from dapo.weights.routes import receive

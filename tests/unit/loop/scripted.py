@@ -7,12 +7,12 @@ from functools import cache, partial
 import numpy as np
 
 from dapo.algorithms.advantages import group_advantages
+from dapo.algorithms.algorithm import Algorithm
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.engines.inbox import check_idle, check_requests
 from dapo.engines.requests import Gate, ended_before, sequence_of
-from dapo.loop.algorithm import Algorithm
 from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import Prompt, SampleEvent, SamplingParams, Score, Ticket, content_id

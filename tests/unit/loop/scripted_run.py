@@ -15,10 +15,10 @@ from scripted import ScriptedEngine, make_algorithm, make_collector
 from scripted_learner import SCORES, ScriptedLearner
 from small_recipe import small_recipe
 
+from dapo.algorithms.algorithm import Algorithm, Passes
 from dapo.algorithms.keep import judge_group
 from dapo.checkpoint.store import CheckpointStore
 from dapo.errors import EngineError
-from dapo.loop.algorithm import Algorithm, Passes
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
 from dapo.loop.reinforcement import Reinforcement

@@ -9,8 +9,8 @@ from scripted import make_algorithm
 from scripted_learner import ScriptedLearner
 from scripted_run import make_run
 
-from dapo.loop.algorithm import Algorithm, Passes
-from dapo.loop.entropy import EntropyControl
+from dapo.algorithms.algorithm import Algorithm, Passes
+from dapo.algorithms.entropy import EntropyControl
 from dapo.types.batch import Score, StepBatch
 
 KL = {"needs_reference": True, "refresh_every": 3}

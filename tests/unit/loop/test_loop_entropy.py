@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dapo.loop.entropy import EntropyControl
+from dapo.algorithms.entropy import EntropyControl
 
 
 def test_a_fixed_coefficient_stays() -> None:

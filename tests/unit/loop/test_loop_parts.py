@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 
+from dapo.algorithms.algorithm import Passes, trained_metrics
 from dapo.errors import EngineError
 from dapo.loop import sync_check
-from dapo.loop.algorithm import Passes, trained_metrics
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.sampling.account import wasted_seconds
 from dapo.loop.sampling.rollouts import Rollouts

@@ -21,8 +21,8 @@ from benchmarks.gpu.speed_learner import layer_sizes
 from dapo.algorithms.objective import clip_objective
 from dapo.config.schema import LearnerSection
 from dapo.learner import step
-from dapo.learner.metrics import TokenRecord
 from dapo.learner.step import PolicyStep
+from dapo.learner.step_metrics import TokenRecord
 from dapo.models import attention, policy
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel

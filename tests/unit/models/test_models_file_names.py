@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from dapo.errors import ModelError
 from dapo.models import read as reading
-from dapo.models import weights
+from dapo.models import weight_files
 from dapo.models.load import whole_model
 from dapo.models.read import give_memory, read_weights_of
 from dapo.models.skeleton import model_without_weights
@@ -67,7 +67,7 @@ def test_a_rank_reads_its_own_experts_only(tmp_path, monkeypatch):
 
     @contextmanager
     def opened(paths):
-        with weights.opened(paths) as places:
+        with weight_files.opened(paths) as places:
             yield {name: [Counting(one, counted) for one in files] for name, files in places.items()}
 
     monkeypatch.setattr(reading, "opened", opened)

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from dapo.config import recipe_from_dict
 from dapo.config.deployment import deployment_of
 from dapo.models.rendezvous import LOOPBACK, find, serve
-from dapo.run.weights import make_exchange
+from dapo.run.publishing import make_exchange
 
 PATIENCE = datetime.timedelta(seconds=30)
 

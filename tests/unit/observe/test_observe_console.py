@@ -11,8 +11,8 @@ from rich.console import Console as RichConsole
 
 from dapo.errors import SamplingStopped
 from dapo.observe.console import Console
-from dapo.observe.lines import sample_lines
-from dapo.observe.view import RunState, dashboard, hint_lines
+from dapo.observe.live_view import RunState, dashboard, hint_lines
+from dapo.observe.terminal_lines import sample_lines
 from dapo.observe.why import LATER, why
 from dapo.types.evidence import CollectProgress, Shares, Stillness
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config.peers import peer_metric
+from dapo.config.peer_names import peer_metric
 from dapo.metrics.glossary import AREAS, GLOSSARY, lookup
 from dapo.observe.glossary_page import render
 from dapo.types.enums import Disposition, Verdict

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from dapo.processes.parts import advance, packed, receive, send, unpacked, with_sizes
+from dapo.processes.large_messages import advance, packed, receive, send, unpacked, with_sizes
 
 LARGE = np.arange(5000, dtype=np.int32)
 

@@ -18,8 +18,8 @@ from dapo.report import choose
 from dapo.report.bundle import Budget, bundle_of
 from dapo.report.choose import choose_rollouts, held_out_of, live_rollouts, spread
 from dapo.report.page_data import RunView
+from dapo.report.page_files import write_report
 from dapo.report.reader import read_run
-from dapo.report.write import write_report
 
 ALL = 10_000_000
 

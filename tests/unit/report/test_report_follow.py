@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from serving import Reply, Served, made, serving, until
 
-from dapo.observe import files
+from dapo.observe import run_files
 from dapo.report import runs_list, serve, shelf
 from dapo.report.runs_list import RunsFolder, fingerprint
 
@@ -161,7 +161,7 @@ def test_a_table_cut_at_any_byte_is_answered(tmp_path: Path, name: str) -> None:
 def test_a_run_may_go_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     """It goes at the moment when the first, the second, ... of its files is opened; each time the server is new."""
     pattern, runs = made(tmp_path / "pattern", steps=2, groups=2, size=2), tmp_path / "runs"
-    opened, check = 0, files._check_kind
+    opened, check = 0, run_files._check_kind
 
     def going(path: Path, mode: int) -> None:
         nonlocal opened
@@ -169,7 +169,7 @@ def test_a_run_may_go_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.
             shutil.rmtree(runs / "run")
         check(path, mode)
 
-    monkeypatch.setattr(files, "_check_kind", going)
+    monkeypatch.setattr(run_files, "_check_kind", going)
     for last in range(1, 100):
         runs.mkdir(exist_ok=True)
         shutil.copytree(pattern, runs / "run", dirs_exist_ok=True)

@@ -15,13 +15,13 @@ from dapo.cli.main import main
 from dapo.errors import DataError
 from dapo.observe.run_lock import is_held
 from dapo.observe.status import read_status
-from dapo.report import browse, write
+from dapo.report import browse, page_files
 from dapo.report.bundle import bundle_of
+from dapo.report.page_files import write_report
 from dapo.report.reader import read_run
 from dapo.report.runs_list import RunsFolder, fingerprint
 from dapo.report.shelf import Shelf
 from dapo.report.trace import trace_of
-from dapo.report.write import write_report
 
 ODD_KEYS = "run: {seed: 1, 1: 2, a: 3}\n"
 
@@ -239,7 +239,7 @@ def test_nothing_is_written_through_a_link_in_the_run(tmp_path, make_run, capsys
 def test_a_write_that_fails_leaves_nothing(tmp_path):
     (tmp_path / "report.html").mkdir()  # cannot be replaced
     with pytest.raises(OSError):
-        write._replace(tmp_path / "report.html", "text")
+        page_files._replace(tmp_path / "report.html", "text")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dapo.config.files import parse_yaml
+from dapo.config.yaml_files import parse_yaml
 from dapo.errors import RecipeError
 from dapo.observe.run_folder import RunFolder
 from dapo.report.reader import LOG_LINES, read_run

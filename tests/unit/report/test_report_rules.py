@@ -26,7 +26,7 @@ from dapo.observe.samples import Sample
 from dapo.observe.why import filling_line
 from dapo.report.outcome import sentences_of, tiles_of
 from dapo.report.rules import RULES, Facts, advice_of
-from dapo.report.rules.facts import RANK
+from dapo.report.rules.course import RANK
 from dapo.report.rules.learning import _is_other
 from dapo.report.rules.table import table, with_table
 from dapo.types.batch import Prompt, content_id

@@ -12,13 +12,13 @@ from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
 from dapo.rewards import simple, task
+from dapo.rewards.compared_text import MAX_ANSWER, normalise, vote_text
 from dapo.rewards.compose import build_scorer
 from dapo.rewards.judges import Verifier, ask, make_judge
 from dapo.rewards.marks import extract_answer
 from dapo.rewards.math import vote
 from dapo.rewards.simple import equals, find_answer
 from dapo.rewards.task import extract_task_answer
-from dapo.rewards.text import MAX_ANSWER, normalise, vote_text
 
 MANY = 1 << 18  # characters: squared they are hours of work
 HOSTILE = {

@@ -18,9 +18,9 @@ from scoring import completion, prompt, score_all
 from dapo.config.schema import Reward
 from dapo.rewards.code import CodeJudge, CodeSettings, find_program, read_tests
 from dapo.rewards.compose import build_scorer
-from dapo.sandbox import kinds
-from dapo.sandbox.kinds import SandboxSettings
+from dapo.sandbox import select
 from dapo.sandbox.runs import SandboxError
+from dapo.sandbox.select import SandboxSettings
 
 ANY = SandboxSettings(require="none")
 ADD = ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-1, 1) == 0"]
@@ -268,7 +268,7 @@ def test_without_a_sandbox_a_response_is_unscored(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_sandbox_that_is_not_to_be_had_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds.LocalSandbox, "_launch", lambda *_: {"failed": "namespaces: not permitted"})
+    monkeypatch.setattr(select.LocalSandbox, "_launch", lambda *_: {"failed": "namespaces: not permitted"})
     with pytest.raises(SandboxError, match=r"sandbox\.require is full.* not permitted"):
         build_scorer([Reward(kind="code")])
 
@@ -283,7 +283,7 @@ DRIVER = """
 from scoring import completion, prompt
 from dapo.config.schema import Reward
 from dapo.rewards.compose import build_scorer
-from dapo.sandbox.kinds import SandboxSettings
+from dapo.sandbox.select import SandboxSettings
 
 program = "import os\\nfor _ in range(3): os.fork()\\nwhile True: pass"
 scorer = build_scorer([Reward(kind="code", timeout=300.0)], sandbox=SandboxSettings(require="none"))

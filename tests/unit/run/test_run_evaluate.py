@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from dapo.cli.evaluate import evaluation_recipe, recipe_against
+from dapo.cli.evaluate_recipe import evaluation_recipe, recipe_against
 from dapo.errors import DataError, RewardError
 from dapo.models.tiny import make_tiny_model
-from dapo.observe.answers import read_answers
+from dapo.observe.answer_lines import read_answers
 from dapo.run.evaluate import Subject, evaluate
 
 MORE = ["rewards.0.kind=regex", "rollout.max_response_tokens=12", "rollout.slots=16"]

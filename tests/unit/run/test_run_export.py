@@ -14,7 +14,7 @@ from dapo.algorithms.objective import clip_objective
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import save_state
 from dapo.config import recipe_from_dict, schema
-from dapo.config.files import RESOLVED
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import CheckpointError
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model

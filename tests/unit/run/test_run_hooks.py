@@ -141,7 +141,7 @@ def test_advantage_returns_one_finite_array_a_group(hook, body, words):
 def test_good_advantage_keeps_its_third_argument(hook):
     source = "def f(rewards, voters, parts):\n    return [np.where(v, p['a'], 0.0) for v, p in zip(voters, parts)]"
     algorithm = hook("advantage", source)
-    from dapo.loop.algorithm import takes_parts
+    from dapo.algorithms.algorithm import takes_parts
 
     assert takes_parts(algorithm.advantages)
     (found,) = algorithm.advantages([VALUES], [VOTERS], [{"a": VALUES}])

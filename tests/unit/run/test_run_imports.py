@@ -17,13 +17,19 @@ REWARDS = (
     "amounts code code_runner function judges last_number latex marks math numbers question signatures simple symbolic "
     "task text units worker",
     "dapo.processes dapo.processes.wire "
-    "dapo.sandbox dapo.sandbox.bubblewrap dapo.sandbox.kinds dapo.sandbox.local dapo.sandbox.runs",
+    "dapo.sandbox dapo.sandbox.bubblewrap dapo.sandbox.select dapo.sandbox.fork_server dapo.sandbox.runs",
 )
 MODULES = {
     "dapo.rewards.worker": COMMON
     | {"dapo.rewards", *(f"dapo.rewards.{name}" for name in REWARDS[0].split())}
     | set(REWARDS[1].split()),
-    "dapo.processes.served": {"dapo", "dapo.system", "dapo.processes", "dapo.processes.parts", "dapo.processes.served"},
+    "dapo.processes.served": {
+        "dapo",
+        "dapo.system",
+        "dapo.processes",
+        "dapo.processes.large_messages",
+        "dapo.processes.served",
+    },
 }
 LIBRARIES = {"dapo.rewards.worker": {"numpy", "regex"}, "dapo.processes.served": {"numpy"}}
 SLOW = {"asyncio", "http.client", "multiprocessing", "ssl", "urllib.request"}

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from dapo.config.load import recipe_from_dict
 from dapo.errors import RecipeError
 from dapo.models.tiny import make_word_tokenizer
-from dapo.run.texts import make_texts
+from dapo.run.decoding import make_texts
 
 
 def recipe(data=None, rollout=None, rewards=None):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo.sandbox.local import DISK_MIB, PROCESSES, LocalSandbox
+from dapo.sandbox.fork_server import DISK_MIB, PROCESSES, LocalSandbox
 from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
 
 SECRET = "the secret of this machine"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from dapo.sandbox import kinds
+from dapo.sandbox import select
 from dapo.sandbox.bubblewrap import BubblewrapSandbox
-from dapo.sandbox.kinds import SandboxSettings, make_sandbox, try_sandbox
+from dapo.sandbox.over_http import ServiceSandbox
 from dapo.sandbox.runs import Sandbox, SandboxError
-from dapo.sandbox.service import ServiceSandbox
+from dapo.sandbox.select import SandboxSettings, make_sandbox, try_sandbox
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def test_a_service_that_is_not_there_is_refused_at_the_start() -> None:
 
 
 def test_a_service_that_says_nothing_is_waited_for_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dapo.sandbox.service._GRACE", 0.1)
+    monkeypatch.setattr("dapo.sandbox.over_http._GRACE", 0.1)
     over = threading.Event()
 
     def answer(*_: Any) -> tuple[int, bytes]:
@@ -170,7 +170,7 @@ def test_a_key_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_elsewhere_than_on_linux_only_none_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds.sys, "platform", "darwin")  # type: ignore[attr-defined]
+    monkeypatch.setattr(select.sys, "platform", "darwin")  # type: ignore[attr-defined]
     with pytest.raises(SandboxError, match=r"darwin has none .* `sandbox\.require: none`"):
         try_sandbox(SandboxSettings())
     assert try_sandbox(SandboxSettings(require="none")).startswith("sandbox:")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dapo.sandbox.local import LocalSandbox
+from dapo.sandbox.fork_server import LocalSandbox
 from dapo.sandbox.runs import OUTPUT_BYTES, SandboxError
 
 

@@ -13,7 +13,7 @@ from learner_rows import make_algorithm, rows_of
 from dapo.errors import HookError
 from dapo.types.batch import MODEL, Completion, Group, Prompt, Score, Turn
 from dapo.types.enums import FinishReason
-from dapo.types.parts import cut_row, joined_logprobs, parts_of, token_rows
+from dapo.types.row_parts import cut_row, joined_logprobs, parts_of, token_rows
 
 LENGTHS = [2, 3, 1, 4, 4, 1, 2, 2]
 PLACES = [list(range(length)) for length in LENGTHS]  # of the loss tokens in the fixture of eight rows of four

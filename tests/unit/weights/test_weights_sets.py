@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 from between import between_its_calls
 
-from dapo.models.weights import read_shapes, write_part
+from dapo.models.weight_files import read_shapes, write_part
 from dapo.weights.sets import WeightSets
 
 

@@ -6,7 +6,7 @@ from dapo.observe.sentences import unfilled_said
 from dapo.observe.shares import shares_of
 from dapo.observe.text import number, percent
 from dapo.observe.why import CUT_MUCH, filling_line, start_said, why
-from dapo.report.rules.facts import Facts, Finding, Rule
+from dapo.report.rules.course import Facts, Finding, Rule
 from dapo.report.status import filling_of, outcome_of
 from dapo.types.evidence import HEALTHY, SURE, Shares
 

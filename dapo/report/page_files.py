@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dapo.errors import DataError
-from dapo.observe.files import replacing
+from dapo.observe.run_files import replacing
 from dapo.report.bundle import Budget, bundle_of
 from dapo.report.compare import labels_of
 from dapo.report.page import page_html

@@ -7,7 +7,7 @@ from typing import Any
 
 from dapo.config.shipped import recipe_names
 from dapo.errors import RecipeError
-from dapo.importing.text import read_source
+from dapo.importing.source_text import read_source
 
 ENDINGS = (".yaml", ".yml", ".json")
 OWN_DEFAULTS = {

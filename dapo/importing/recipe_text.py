@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dapo.config.problems import visible
+from dapo.config.faults import visible
 from dapo.config.secret_text import redact_text
 from dapo.config.secrets import redact
 from dapo.config.settings import settings

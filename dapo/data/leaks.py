@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import regex  # as re, and it looks behind a text of any length
 
-from dapo.config.problems import visible
+from dapo.config.faults import visible
 from dapo.data.formats import RawProblem
 from dapo.types.batch import content_id
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from dapo.config import LoadedRecipe, load_recipe, recipe_from_dict
 from dapo.config.check_data import source_name
-from dapo.config.files import RESOLVED
 from dapo.config.resume import no_run
 from dapo.config.schema import Recipe, TrainSource
+from dapo.config.yaml_files import RESOLVED
 from dapo.errors import RecipeError
 
 TASK = "task:"

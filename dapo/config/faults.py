@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dapo.config.peers import apart_hint, peer_hint
+from dapo.config.peer_names import apart_hint, peer_hint
 from dapo.config.secrets import redact
 from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings, value_at
 from dapo.errors import RecipeError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dapo.sandbox.bubblewrap import BubblewrapSandbox
-from dapo.sandbox.local import LocalSandbox, Require
+from dapo.sandbox.fork_server import LocalSandbox, Require
 from dapo.sandbox.runs import Sandbox, SandboxError
 
 Kind = Literal["local", "bubblewrap", "http"]
@@ -31,7 +31,7 @@ def make_sandbox(settings: SandboxSettings) -> Sandbox:
     if settings.kind == "bubblewrap":
         return BubblewrapSandbox()
     if settings.kind == "http":
-        from dapo.sandbox.service import ServiceSandbox  # takes HTTP and TLS along, which no worker of a reward needs
+        from dapo.sandbox.over_http import ServiceSandbox  # takes HTTP and TLS along, which no worker of a reward needs
 
         assert settings.url is not None
         return ServiceSandbox(settings.url, settings.api_key_variable)

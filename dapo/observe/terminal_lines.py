@@ -9,8 +9,8 @@ from rich.text import Text
 
 from dapo.metrics.printed import EVALUATION, STEP
 from dapo.observe import supervised
+from dapo.observe.live_view import BAD, GOOD, QUIET, RunState, accuracy_text
 from dapo.observe.text import clean, duration, number, percent, shorten
-from dapo.observe.view import BAD, GOOD, QUIET, RunState, accuracy_text
 
 NAME_ROOM = 66
 """Cells that an evaluation's numbers take beside the name of its set."""

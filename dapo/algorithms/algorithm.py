@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo.algorithms.entropy import EntropyControl
 from dapo.algorithms.shaping import clamped, kl_in_reward
-from dapo.loop.entropy import EntropyControl
 from dapo.types.batch import (
     BoolArray,
     Completion,
@@ -34,7 +34,7 @@ from dapo.types.batch import (
 )
 from dapo.types.enums import Disposition, Verdict
 from dapo.types.extra import Extra
-from dapo.types.parts import cut_row, joined_logprobs, token_rows
+from dapo.types.row_parts import cut_row, joined_logprobs, token_rows
 from dapo.types.seeds import EPOCHS, derive_seed
 
 Float64 = NDArray[np.float64]

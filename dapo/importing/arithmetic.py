@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dapo.config.files import parse_value
+from dapo.config.yaml_files import parse_value
 from dapo.errors import RecipeError
 
 _LARGEST = 2**63

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dapo.errors import RecipeError
-from dapo.importing.given import SourceFile
+from dapo.importing.contents import SourceFile
 
 _METHODS = {
     "sft": "supervised fine-tuning. `dapo sft` trains on given answers (docs/base_to_trained.md)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from dapo.config.files import MOST_BYTES, read_bytes
+from dapo.config.yaml_files import MOST_BYTES, read_bytes
 from dapo.errors import RecipeError
 
 ENDINGS = (".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".py")

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from dapo.config.checks import OF_THE_ENGINE
+from dapo.importing.arithmetic import shown
 from dapo.importing.reading import Reading, SourceValue
-from dapo.importing.values import shown
 
 DS = "algorithm.dynamic_sampling"
 LEN = "algorithm.overlong_punishment"

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from dapo.config.problems import Problem
+from dapo.config.faults import Problem
 from dapo.config.shipped import recipe_names
 from dapo.errors import DapoError, RecipeError
 

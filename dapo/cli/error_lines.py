@@ -11,7 +11,7 @@ def tell_error(error: DapoError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from dapo.config.problems import visible
+    from dapo.config.faults import visible
     from dapo.config.secret_text import redact_text
 
     said = "\n".join(visible(line) for line in addressed(redact_text(str(error))).split("\n"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from dapo.errors import DataError
-from dapo.observe.files import check_regular
 from dapo.observe.parquet import open_parquet
 from dapo.observe.prompts import read_prompts
+from dapo.observe.run_files import check_regular
 from dapo.report.reader import RunContents
 
 

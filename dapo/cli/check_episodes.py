@@ -11,7 +11,7 @@ from dapo.config import Recipe
 from dapo.errors import EpisodeError
 from dapo.types.batch import MODEL, Completion, Key, Prompt, SampleEvent, SampleRequest
 from dapo.types.enums import FinishReason
-from dapo.types.parts import parts_of
+from dapo.types.row_parts import parts_of
 from dapo.words import counted
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         EpisodeError: an episode failed, or the environment has scores that no reward reads.
     """
     from dapo.loop.sampling.rollouts import Rollouts
+    from dapo.run.decoding import make_texts
     from dapo.run.reinforcement import check_end_of_turn
     from dapo.run.sampling import make_sampling
-    from dapo.run.texts import make_texts
 
     check_end_of_turn(recipe, playing, facts)
     texts = make_texts(recipe, tokenizer)
