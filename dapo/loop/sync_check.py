@@ -24,7 +24,7 @@ from dapo.errors import EngineError
 from dapo.loop.sampling.rollouts import Response, Rollouts
 from dapo.types.batch import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TensorSum, TokenRow
 from dapo.types.enums import FinishReason
-from dapo.types.protocols import Engine, EngineGroup, KnowsRounding, Learner
+from dapo.types.protocols import Engine, EngineGroup, Learner
 from dapo.types.seeds import SYNC_CHECK, derive_seed
 
 RESPONSES, TOKENS = 4, 16
@@ -103,7 +103,7 @@ class SyncCheck:
 
     def _explained(self, rows: Sequence[TokenRow]) -> float:
         """Return the largest mean gap of these rows, nats, that the model's own rounding explains; 0: none."""
-        if self._tolerance is not None or not isinstance(self._learner, KnowsRounding):
+        if self._tolerance is not None:
             return 0.0
         rounding = self._learner.rounding(rows)
         mean = math.nan if rounding is None or not rounding.size else float(rounding.mean())
