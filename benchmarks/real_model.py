@@ -43,6 +43,7 @@ from dapo.observe.metrics import read_metrics
 
 TABLE = HERE / "real_model.yaml"
 NAME = "real_model"
+TRIAL_SEEDS = 2
 TRL = "TRL"
 """The arm that chat_model_trl.py makes."""
 KEPT = {
@@ -98,8 +99,8 @@ class Job:
 def jobs_of(table: Mapping[str, Any], study: str, seeds: str, work: Path, trial: int | None) -> list[Job]:
     """Return the runs of a study with its ``first`` seeds, or with those ``again``: seed by seed, all arms of each."""
     of = table["studies"][study]
-    chosen = table["seeds"][seeds][: of.get(seeds)]
-    limits = {} if trial is None else {"trainer.steps": trial, "validation.limit": 4}
+    chosen = table["seeds"][seeds][: of.get(seeds)][: TRIAL_SEEDS if trial else None]
+    limits = {"trainer.steps": trial, "validation.limit": 4} if trial else {}
     settings = {arm: {**table["settings"], **table["arms"][arm], **limits} for arm in of["arms"]}
     return [Job(arm, seed, settings[arm], work) for seed in chosen for arm in of["arms"]]
 
@@ -125,7 +126,7 @@ def make_all(jobs: Sequence[Job], options: argparse.Namespace, until: float) -> 
         with held(job.folder.with_suffix(".lock")) as free:
             if not free or job.finished():
                 continue
-            if options.trial is None and git_state(CHECKOUT)[1]:
+            if not options.trial and git_state(CHECKOUT)[1]:
                 raise SystemExit(f"tracked files of {CHECKOUT} differ from its commit, which the next run would name")
             print(f"{job.name}: begins at {time.strftime('%H:%M', time.gmtime())} UTC", flush=True)
             kept = (make_trl if job.arm == TRL else make_ours)(job, options)
@@ -257,10 +258,10 @@ def arguments(table: Mapping[str, Any]) -> argparse.Namespace:
     parser.add_argument("--studies", nargs="+", choices=list(table["studies"]), default=list(table["studies"]))
     parser.add_argument("--trl-python", type=Path, default=CHECKOUT / ".venv-trl/bin/python")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
-    parser.add_argument("--trial", type=int, metavar="STEPS", help="runs of so few steps: no results")
+    parser.add_argument("--trial", type=int, metavar="STEPS", help="runs of so few steps, two seeds: no results")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if options.trial is not None and options.out.resolve().is_relative_to(RESULTS):
+    if options.trial and options.out.resolve().is_relative_to(RESULTS):
         parser.error(f"a trial is no result: give an --out other than {RESULTS}")
     options.work = options.work.resolve()
     return options

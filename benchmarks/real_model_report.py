@@ -96,7 +96,7 @@ MEASURES = {
     "clipped low": mean_of("clip_low", 1, None, 100, "%"),
     "kept groups": mean_of("kept", 1, None, 100, "%"),
     "truncated": mean_of("truncated", 1, None, 100, "%"),
-    "tokens": Measure(lambda run, budgets: run["steps"]["tokens"][int(budgets["step"]) - 1], 1e-3, unit="thousands"),
+    "tokens": Measure(at("step", "tokens").of, 1e-3, unit="thousands"),
     "minutes": Measure(lambda run, budgets: run["minutes"], unit="of a processor"),
 }
 """Measures by their names in real_model.yaml. Those without "at equal" are taken at the common training step."""
@@ -194,7 +194,7 @@ def page(report: Mapping[str, Any]) -> str:
         "written down before the runs (`real_model.yaml`). Values of arms are means over seeds. Differences are taken "
         "seed by seed, with their 99 % interval. **Bold**: *shown*, the interval is clear of 0.",
     ]
-    if report["trial"] is not None:
+    if report["trial"]:
         lines += ["", f"**Trial of {report['trial']} steps: these numbers are no results.**"]
     if report["runs"] < report["planned"]:
         lines += ["", f"**Not finished: {report['runs']} of {report['planned']} runs.**"]
