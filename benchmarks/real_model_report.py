@@ -12,7 +12,7 @@ import numpy as np
 Run = dict[str, Any]
 """What is kept of a run: see ``make_ours`` of real_model.py."""
 Budgets = Mapping[str, float]
-"""What all arms of a seed reached: ``step``, ``tokens`` (generated) and ``seconds`` (of learning and generation)."""
+"""What all arms of a seed reached: ``step``, ``tokens`` (generated) and ``seconds`` (of training steps)."""
 
 T_99 = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499)
 """99.5 % quantile of Student's t by degrees of freedom, from 1: half of a two-sided 99 % interval."""
@@ -54,9 +54,9 @@ def mean_of(name: str, first: int | None, last: int | None, factor: float = 1.0,
     """
 
     def of(run: Run, budgets: Budgets) -> float:
-        end = min(int(budgets["step"]), last or int(budgets["step"]))
-        begin = end - LAST + 1 if first is None else first
-        values = [one for one in run["steps"][name][max(0, begin - 1) : end] if one is not None]
+        steps = run["steps"][name][: int(budgets["step"])]
+        chosen = steps[-LAST:] if first is None else steps[first - 1 : last]
+        values = [one for one in chosen if one is not None]
         return float(np.mean(values)) if values else float("nan")
 
     return Measure(of, factor, digits=1 if unit == "%" else 3, unit=unit)
@@ -103,8 +103,13 @@ MEASURES = {
 
 
 def budgets_of(runs: Sequence[Run]) -> Budgets:
-    """Return what the arm of a seed that reached least has reached, by axis."""
-    return {axis: min(run["evaluations"][-1][axis] for run in runs) for axis in ("step", "tokens", "seconds")}
+    """Return what the arm of a seed that reached least has reached, by axis.
+
+    Steps are those that the arms were to make. A run that ended early, since too few groups could be kept, counts with
+    its last values.
+    """
+    steps = min(run["settings"]["trainer.steps"] for run in runs)
+    return {"step": steps} | {axis: min(run["evaluations"][-1][axis] for run in runs) for axis in ("tokens", "seconds")}
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def run(arm, seed, tokens, accuracy, right=((2, 0, 1, 0), (0, 0, 3, 0))):
         "commit": arm * 8,
         "state": "finished",
         "kinds": kinds,
+        "settings": {"trainer.steps": 4},
         "evaluations": evaluations,
         "steps": steps,
     }
