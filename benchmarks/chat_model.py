@@ -40,6 +40,12 @@ def spent_of(run: Path) -> dict[str, float]:
     return json.loads(file.read_text()) if file.exists() else {"wall": 0.0, "processor": 0.0}
 
 
+def processor_of_children() -> float:
+    """Return the processor seconds of all processes that this one started and that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def state_of(run: Path) -> str:
     """Return the state that status.json names; "" without one."""
     status = read_status(run / "status.json")
@@ -59,15 +65,14 @@ def make(run: Path, settings: Sequence[str], threads: int) -> None:
     else:
         command = ["train", RECIPE, f"run.dir={run.parent}", f"run.name={run.name}", f"run.threads={threads}"]
         command += ["run.if_exists=backup", "logging.console=plain", *settings]
-    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    began, before = time.monotonic(), processor_of_children()
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run([sys.executable, "-m", "dapo", *command], env=environment, cwd=CHECKOUT, check=False)
     finally:
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent = spent_of(run)
         spent["wall"] += time.monotonic() - began
-        spent["processor"] += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        spent["processor"] += processor_of_children() - before
         run.parent.mkdir(parents=True, exist_ok=True)
         run.with_suffix(".cost.json").write_text(json.dumps(spent))
     if state_of(run) not in ENDED:

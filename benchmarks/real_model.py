@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from chat_model import CHECKOUT, make, spent_of, state_of
+from chat_model import CHECKOUT, make, processor_of_children, spent_of, state_of
 from machine import HERE, RESULTS, commits_of, describe_machine, refuse_changes
 from real_model_report import Run, compare, write
 
@@ -141,7 +141,7 @@ def make_ours(job: Job, options: argparse.Namespace) -> Run:
     """Make a run with dapo, and return what is kept of it."""
     make(job.folder, [f"model.path={options.wheel.resolve()}", f"run.seed={job.seed}", *job.overrides()], threads=1)
     rows, spent = read_metrics(job.folder / "metrics.jsonl"), spent_of(job.folder)
-    share = spent["processor"] / spent["wall"]
+    share = spent["processor"] / spent["wall"] if spent["wall"] else float("nan")  # no call lived to count them
     learning, tokens, evaluations = 0.0, 0.0, []
     for row in rows:
         learning += row["time/step"] - row.get("time/evaluate", 0.0)
@@ -195,7 +195,7 @@ def make_trl(job: Job, options: argparse.Namespace) -> Run:
     command = [str(options.trl_python.absolute()), str(HERE / "chat_model_trl.py"), "--model", str(model)]
     command += ["--seed", str(job.seed), "--threads", "1", "--out", str(job.folder), "--set", *job.overrides()]
     paths = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    began = time.monotonic()
+    before = processor_of_children()
     subprocess.run(command, env=os.environ | paths, cwd=CHECKOUT, check=True)
     found = json.loads((job.folder / "chat_model_trl.json").read_text())
     logged = found["training"]
@@ -215,7 +215,7 @@ def make_trl(job: Job, options: argparse.Namespace) -> Run:
         "state": "finished",
         "evaluations": evaluations,
         "steps": {**logged, "tokens": tokens[1:]},
-        "minutes": (time.monotonic() - began) / 60,
+        "minutes": (processor_of_children() - before) / 60,
     }
 
 
@@ -238,9 +238,11 @@ def results_of(table: Mapping[str, Any], again: Sequence[str], options: argparse
     found: dict[str, Any] = {"studies": {}}
     for study, of in table["studies"].items():
         found["studies"][study] = {}
-        for seeds in ("first", *(["again"] if study in again else [])):
+        for seeds in ("first", "again"):
             jobs = jobs_of(table, study, seeds, options.work, options.trial)
             runs = [run for job in jobs if (run := job.finished())]
+            if seeds == "again" and not runs and study not in again:
+                continue
             planned |= {job.name: job.file.exists() for job in jobs}
             found["studies"][study][seeds] = compare(of, runs)
     return {"runs": sum(planned.values()), "planned": len(planned), **found}
@@ -263,6 +265,9 @@ def arguments(table: Mapping[str, Any]) -> argparse.Namespace:
     options = parser.parse_args()
     if options.trial and options.out.resolve().is_relative_to(RESULTS):
         parser.error(f"a trial is no result: give an --out other than {RESULTS}")
+    needed = [options.wheel, *([options.trl_python] if TRL in options.studies else [])]
+    if missing := [str(path) for path in needed if not path.exists()]:
+        parser.error(f"{', '.join(missing)} is not there; `make bench-real-model` makes it")
     options.work = options.work.resolve()
     return options
 

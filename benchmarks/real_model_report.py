@@ -172,16 +172,45 @@ def compare(study: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- tables
+# ---------------------------------------------------------------------- tables and picture
 
 
 def write(report: Mapping[str, Any], out: Path, name: str) -> None:
-    """Write NAME.json and NAME.md, and print the tables."""
+    """Write NAME.json, NAME.md and NAME.png, and print the tables."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     text = page(report)
     (out / f"{name}.md").write_text(text)
+    draw({study: lists["first"]["curves"] for study, lists in report["studies"].items()}, out / f"{name}.png")
     print(text)
+
+
+def draw(curves: Mapping[str, Mapping[str, Sequence[Run]]], file: Path) -> None:
+    """Draw a row of panels for each study, a line for each seed: entropy, and accuracy by tokens and by seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, rows = pyplot.subplots(len(curves), 3, figsize=(11, 3 * len(curves)), layout="constrained", squeeze=False)
+    for panels, (study, arms) in zip(rows, curves.items(), strict=True):
+        for color, (arm, runs) in zip(("#1f5fa8", "#c4622d", "#4a8f4a"), arms.items(), strict=False):
+            for label, run in zip([arm, *[None] * len(runs)], runs, strict=False):
+                look = {"color": color, "linewidth": 1, "alpha": 0.7}
+                entropy = run["steps"]["entropy"]
+                panels[0].plot(range(1, len(entropy) + 1), entropy, label=label, **look)
+                for panel, axis in zip(panels[1:], ("tokens", "seconds"), strict=True):
+                    places, shares = zip(
+                        *((one[axis], 100 * one["accuracy"]) for one in run["evaluations"]), strict=True
+                    )
+                    panel.plot(places, shares, **look)
+        panels[0].set(xlabel="training step", ylabel="entropy, nats", title=study)
+        panels[1].set(xlabel="generated tokens", ylabel="held-out sums right, %")
+        panels[2].set(xlabel="processor seconds of training", ylabel="held-out sums right, %")
+        if any(arms.values()):
+            panels[0].legend(fontsize=8)
+    figure.savefig(file, dpi=110, facecolor="white")
+    pyplot.close(figure)
 
 
 def page(report: Mapping[str, Any]) -> str:
