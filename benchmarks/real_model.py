@@ -241,7 +241,7 @@ def results_of(table: Mapping[str, Any], again: Sequence[str], options: argparse
         for seeds in ("first", "again"):
             jobs = jobs_of(table, study, seeds, options.work, options.trial)
             runs = [run for job in jobs if (run := job.finished())]
-            if seeds == "again" and not runs and study not in again:
+            if not jobs or (seeds == "again" and not runs and study not in again):
                 continue
             planned |= {job.name: job.file.exists() for job in jobs}
             found["studies"][study][seeds] = compare(of, runs)
