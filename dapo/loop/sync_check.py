@@ -34,7 +34,7 @@ from dapo.types.batch import (
     TokenRow,
 )
 from dapo.types.enums import FinishReason
-from dapo.types.protocols import Engine, EngineGroup, KnowsRounding, Learner
+from dapo.types.protocols import Engine, EngineGroup, Learner
 from dapo.types.seeds import SYNC_CHECK, derive_seed
 
 RESPONSES, TOKENS = 4, 16
@@ -58,7 +58,7 @@ LARGEST = 20.0  # times the accepted mean: of a single token. Healthy gaps reach
 
 @dataclass(slots=True)
 class Healthy:
-    """What the checks that passed have found: running means, which checkpoints have."""
+    """Running means of the checks that passed, which checkpoints have."""
 
     gap: float = 0.0  # nats
     square: float = 0.0  # of the gaps of single tokens
@@ -113,7 +113,7 @@ class SyncCheck:
 
     def _explained(self, rows: Sequence[TokenRow]) -> float:
         """Return the largest mean gap of these rows, nats, that the model's own rounding explains; 0: none."""
-        if self._tolerance is not None or not isinstance(self._learner, KnowsRounding):
+        if self._tolerance is not None:
             return 0.0
         rounding = self._learner.rounding(rows)
         mean = math.nan if rounding is None or not rounding.size else float(rounding.mean())

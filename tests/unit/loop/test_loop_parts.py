@@ -132,6 +132,9 @@ class FixedLearner:
         value = self.value(self.calls) if callable(self.value) else self.value
         return Done([np.full(len(row.token_ids), value, np.float32) for row in rows])
 
+    def rounding(self, rows):
+        return None
+
     def checksums(self, dtypes):
         return {name: self.sums[name, dtype] for name, dtype in dtypes.items() if (name, dtype) in self.sums}
 
