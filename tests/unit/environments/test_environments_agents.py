@@ -157,7 +157,7 @@ def test_a_key_is_refused_once_its_episode_is_over(mailbox):
     box = mailbox("wrong_keys")
     for _ in range(3):  # one after the other, since an episode is over only when its end is read
         (response,) = drain(box, requests(1, limit=200)).values()
-        assert response.completion.scores == {"accuracy": 1.0}
+        assert response.scores == {"accuracy": 1.0}
 
 
 RECIPE = {"temperature": 1.0, "top_p": 0.9, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "seed": 4, "stop": ["END"]}
