@@ -48,7 +48,7 @@ LARGEST = 20.0  # times the accepted mean: of a single token. Healthy gaps reach
 
 @dataclass(slots=True)
 class Healthy:
-    """Keep running means of what the checks that passed have found; checkpoints have them."""
+    """Running means of the checks that passed, which checkpoints have."""
 
     gap: float = 0.0  # nats
     square: float = 0.0  # of the gaps of single tokens
