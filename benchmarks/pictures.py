@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from machine import RESULTS, describe_machine, refuse_changes
 
 from dapo.metrics.charts import CURVE, table
 from dapo.observe.metrics import read_metrics
+from dapo.observe.samples import before_and_after, read_samples
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs/images"
@@ -78,10 +80,12 @@ def on_curve() -> list[str]:
 
 
 def numbers(run: Path) -> dict[str, Any]:
-    """Return what README says of the run: held-out accuracy by step, and seconds of its steps by the watch."""
+    """Return what README says of the run: held-out accuracy by step, and the problem that gained most."""
     rows = read_metrics(run / "metrics.jsonl")
     accuracy = {int(row["step"] or 0): row["validation/accuracy"] for row in rows if row.get("validation/accuracy")}
-    return {"held_out": accuracy, "seconds_in_steps": round(sum(row.get("time/step") or 0 for row in rows), 1)}
+    before, after = before_and_after(read_samples(run / "samples.jsonl"), 1)[0]
+    example = {"problem": after.problem, "answer": after.answer, "before": before.response, "after": after.response}
+    return {"held_out": accuracy, "example": example}
 
 
 def main() -> None:
@@ -98,8 +102,11 @@ def main() -> None:
     machine = describe_machine()
     work = given.work.resolve()
     settings = [f"run.dir={work}", f"run.name={RUN}", "run.if_exists=backup"]
-    for command in (["train", RUN, *settings], ["report", str(work / RUN)]):
-        subprocess.run([sys.executable, "-m", "dapo", *command], cwd=ROOT, check=True)
+    begun = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "dapo", "train", RUN, *settings], cwd=ROOT, check=True)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = round(ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime)
+    subprocess.run([sys.executable, "-m", "dapo", "report", str(work / RUN)], cwd=ROOT, check=True)
     shutil.copy(work / RUN / "curve.png", IMAGES / "quickstart.png")
     architecture_picture.draw(IMAGES / "architecture.png")
     on_page = screenshots(work / RUN / "report/report.html", given.chromium, IMAGES)
@@ -108,7 +115,7 @@ def main() -> None:
     made = {"commit": machine["commit"], "command": "make pictures"}
     record |= {name: made | {"words": words} for name, words in on_page.items()}
     (IMAGES / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
-    result = machine | {"command": "make quickstart"} | numbers(work / RUN)
+    result = machine | {"command": "make pictures", "processor_seconds": processor} | numbers(work / RUN)
     (given.out / "quickstart.json").write_text(json.dumps(result, indent=2) + "\n")
     print(f"{', '.join(on_page)} in {IMAGES}; {given.out / 'quickstart.json'}")
 
