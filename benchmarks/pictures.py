@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs/images"
 RECORD = "pictures.json"
 RUN = "quickstart"
-WRITTEN_BY = ("dapo/report/**/*.js", "dapo/report/**/*.py", "dapo/observe/pictures.py", "dapo/metrics/charts.yaml")
-"""Files whose texts stand on the page and on the curve."""
+WRITTEN_BY = ("dapo/report/**/*.js", "dapo/report/**/*.py", "dapo/observe/pictures.py")
+"""Files whose texts stand on the page and on the curve, besides the titles and labels of charts."""
 IN_SIGHT = """() => [...document.querySelectorAll('nav a, h2, h3, dt, th, label, button, .term')].filter((element) => {
   const box = element.getBoundingClientRect();
   const drawn = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
@@ -43,8 +43,9 @@ IN_SIGHT = """() => [...document.querySelectorAll('nav a, h2, h3, dt, th, label,
 def texts() -> set[str]:
     """Return what today's code can write on a page or a curve: its strings, and the text between its tags."""
     code = "\n".join(file.read_text() for pattern in WRITTEN_BY for file in sorted(ROOT.glob(pattern)))
-    found = re.findall(r'"([^"\n]+)"|\'([^\'\n]+)\'|`([^`\n]+)`|>([^<>\n{}]+)<|(?:title|label): (.+)', code)
-    return {text.strip() for one in found for text in one if text.strip()}
+    found = re.findall(r'"([^"\n]+)"|\'([^\'\n]+)\'|`([^`\n]+)`|>([^<>\n{}]+)<', code)
+    charts = {word for chart in table() for word in (chart["title"], *(line["label"] for line in chart["series"]))}
+    return charts | {text.strip() for one in found for text in one}
 
 
 def screenshots(page: Path, chromium: str, out: Path) -> dict[str, list[str]]:
