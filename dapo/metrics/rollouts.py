@@ -166,7 +166,7 @@ def environment_metrics() -> Iterator[Metric]:
     yield Metric(
         "environment/not_repeatable",
         COUNT,
-        "Episodes that went otherwise when they were played again, and began anew.",
+        "Episodes that went otherwise when they were played again, and began again.",
         "lower",
     )
     yield Metric(

@@ -258,7 +258,7 @@ def model_card(
             f'model = AutoModelForCausalLM.from_pretrained("{_inline(name, "")}")\n'
         )
         + f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n\n{_asking(recipe, style, example)}\n```',
-        "Run it beside the model's folder, or replace the name by its path or its name on a hub.",
+        "Run it next to the model's folder, or replace the name by its path or its name on a hub.",
     ]
     if recipe.rollout.stop:
         parts.append("generation_config.json holds the stop strings, so `generate` needs `tokenizer=tokenizer`.")

@@ -11,7 +11,6 @@ from pages import FENCE, ROOT
 
 NUMBER = re.compile(r"(?<![\w./-])\d[\d.,]*\d|(?<![\w./-])\d")
 STATED = {
-    "2025",  # the paper
     "3.11",  # Python
     "8",  # bits of AdamW, GPUs of a page
     "93 MB",  # of the download, whose checksum the Makefile has
