@@ -56,7 +56,7 @@ _COMMANDS = {
     "data": (_LOOK, "RUN", "dynamic_sampling"),
     "rollouts": (_LOOK, "RUN ... [-o FILE]", "base_to_trained"),
     "evaluate": (_USE, "MODEL_OR_RUN [KEY=VALUE ...]", "tutorial algorithm"),
-    "export": (_USE, "RUN OUT", "tutorial"),
+    "export": (_USE, "RUN OUT", "publish"),
 }
 """Of each command, in the order of the help: its group, what follows its name in its usage line, and its pages."""
 
