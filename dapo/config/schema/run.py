@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -93,8 +93,12 @@ class Checkpoint(Section, resume="free"):
     """Write a checkpoint while the next steps are trained: its tensors are copied to the processor's memory first."""
 
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+TRACKERS: tuple[str, ...] = get_args(TrackerName)
+
+
 class TrackerSettings(Section, resume="free"):
-    kind: Literal["tensorboard", "wandb", "mlflow", "trackio"] | Hook
+    kind: TrackerName | Hook
     """``tensorboard`` (events in the run folder), ``wandb``, ``mlflow``, ``trackio``, or ``package.module:Class``, a
     ``dapo.Callback`` of yours (docs/python.md)."""
     project: str | None = None
