@@ -159,6 +159,7 @@ class Response(SentByValue):
     scores: Mapping[str, float] = field(default_factory=dict)  # by reward name, of the environment
     key: Key = field(default=NO_KEY, metadata=NOT_SAVED)  # of its request
     tick: int = field(default=0, metadata=NOT_SAVED)  # the engine's logical clock (decode steps) when it ended
+    new_tokens: int = field(default=0, metadata=NOT_SAVED)  # of a whole one: those made since it was submitted
     reason: str | None = None  # with FAILED: what happened
     engine: int | None = field(default=None, metadata=NOT_SAVED)  # of a group of engines, the one that made it
 

@@ -289,8 +289,8 @@ class StreamingCollector:
         if self._paused:
             return
         recalled = self.rollouts.recall("train")
-        self.account.generated(self.rollouts.new_tokens("train"))
         for response in recalled:  # the engine continues those that go on
+            self.account.generated(response.new_tokens)
             self.open[response.key.group].completions_G[response.key.sample] = response
         if over := [response for response in recalled if response.finish is not None]:
             with self.phases("score"):
@@ -441,7 +441,8 @@ class StreamingCollector:
         if self.rollouts.has_ended("train"):
             with self.phases("score"):  # one stretch for all of them: a phase costs as much as asking for a score
                 ended = self.rollouts.ended("train")
-                self.account.generated(self.rollouts.new_tokens("train"))
+                for response in ended:
+                    self.account.generated(response.new_tokens)
                 self._ask(ended)
         if self.rollouts.under_way("train") or self.timing.turn is not None:
             if not self.rollouts.under_way("train"):

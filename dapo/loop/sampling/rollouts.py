@@ -9,7 +9,7 @@ asked for one after the other (``Episodes``). The lanes see whole episodes.
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -62,7 +62,6 @@ class Rollouts:
         self._played: defaultdict[Lane, list[Response]] = defaultdict(list)  # episodes that ended
         self._playing: set[Key] = set()  # episodes under way
         self._kept: dict[Key, int | None] = {}  # of these, those whose slot an engine keeps, and which of several does
-        self._made = Counter[Lane]()  # tokens of responses that came back
         self._lost: defaultdict[Lane, list[Key]] = defaultdict(list)
         self._asked: defaultdict[Lane, int] = defaultdict(int)  # scores that did not arrive
         self._scores: defaultdict[Lane, list[tuple[Key, Score]]] = defaultdict(list)
@@ -217,8 +216,7 @@ class Rollouts:
     def _played_on(self, episode: Response) -> Response:
         """Return an episode that ended, or that is taken back, as a lane gets it."""
         self._playing.discard(episode.key)
-        self._made[episode.key.lane] += self._earlier.pop(episode.key, 0)
-        return replace(episode, tick=self.engine.clock)
+        return replace(episode, new_tokens=self._earlier.pop(episode.key, 0), tick=self.engine.clock)
 
     def busy_seconds(self) -> float:
         """Return the seconds in which the engine worked so far; of several engines, the mean.
@@ -236,10 +234,6 @@ class Rollouts:
         played = self._played.pop(lane, [])
         whole = self._whole(self._ended.pop(lane, []))
         return sorted([*whole, *played], key=lambda each: (each.tick, each.key)) if played else whole
-
-    def new_tokens(self, lane: Lane) -> int:
-        """Count the tokens made for the responses of a lane that came back since the last call."""
-        return self._made.pop(lane, 0)
 
     def under_way(self, lane: Lane) -> int:
         """Count the responses of a lane that have not ended; episodes that wait for others of their group have."""
@@ -311,8 +305,8 @@ class Rollouts:
         whole_R = []
         for made in map(self._unless_it_goes_on, made_R) if self._thinking else made_R:
             request = self._requests.pop(made.key)
-            self._made[made.key.lane] += len(made) + self._earlier.pop(made.key, 0)
-            whole = made.behind(request.prefix)
+            new_tokens = len(made) + self._earlier.pop(made.key, 0)
+            whole = replace(made.behind(request.prefix), new_tokens=new_tokens)
             if made.key in self._playing and self.episodes is not None:  # the engine could not go on
                 whole = replace(self.episodes.whole(whole), turns=())
                 self._playing.discard(made.key)

@@ -62,13 +62,12 @@ def mailbox():
 
 def played(mailbox, agent, count=4, **how):
     """The responses of some episodes, none of which failed."""
-    subject = mailbox(agent, **how)
-    found = drain(subject, requests(count, limit=200))
+    found = drain(mailbox(agent, **how), requests(count, limit=200))
     for response in found.values():
         assert response.reason is None
         assert response.ended == "done"
         assert response.scores == {"accuracy": 1.0}
-    assert subject.new_tokens("train") == sum(response.model_tokens for response in found.values())
+        assert response.new_tokens == response.model_tokens
     return [found[n] for n in sorted(found)]
 
 
@@ -158,7 +157,7 @@ def test_a_key_is_refused_once_its_episode_is_over(mailbox):
     box = mailbox("wrong_keys")
     for _ in range(3):  # one after the other, since an episode is over only when its end is read
         (response,) = drain(box, requests(1, limit=200)).values()
-        assert response.completion.scores == {"accuracy": 1.0}
+        assert response.scores == {"accuracy": 1.0}
 
 
 RECIPE = {"temperature": 1.0, "top_p": 0.9, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "seed": 4, "stop": ["END"]}

@@ -68,8 +68,7 @@ def prompt_of(turn):
 
 
 def test_turns_and_replies_stand_in_one_row():
-    subject = mailbox(HerePlayers(echo))
-    found = drain(subject, requests())
+    found = drain(mailbox(HerePlayers(echo)), requests())
     for made in found.values():
         assert made.turns[0].who == "user"
         assert [turn.who for turn in made.turns][:3] == ["user", MODEL, "user"]
@@ -82,11 +81,10 @@ def test_turns_and_replies_stand_in_one_row():
             else:
                 assert made.token_ids[turn.stop - 1] in STOPS or made.finish is FinishReason.LENGTH
                 assert not set(made.token_ids[turn.first : turn.stop - 1].tolist()) & set(STOPS)
-        assert made.model_tokens == made.generated.sum() < len(made)
+        assert made.new_tokens == made.model_tokens == made.generated.sum() < len(made)
         assert made.text == "\n".join(turn.text for turn in made.turns if turn.who == MODEL)
         assert made.final_text == [turn.text for turn in made.turns if turn.who == MODEL][-1]
     assert {found[n].ended for n in found} >= {"done"}
-    assert subject.new_tokens("train") == sum(made.model_tokens for made in found.values())
 
 
 def test_the_speed_of_an_environment_decides_nothing():
@@ -152,7 +150,6 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, spe
         for _ in range(steps):
             subject.pump(0.0)
         found = {one.key.group: one for one in subject.recall("train")}
-        new = subject.new_tokens("train")
         assert sorted(found) == list(range(6))
         assert subject.under_way("train") == 0
         assert_no_slot_is_kept(subject)
@@ -164,7 +161,8 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, spe
         left = {n: part if len(part) else None for n, part in parts.items()}
         rest = drain(again, [one for one in requests(prefixes=left) if one.key.group in parts])
         assert {n: content(one) for n, one in (over | rest).items()} == whole
-        assert new + again.new_tokens("train") == sum(sum(one[1]) for one in whole.values())
+        tokens = {n: found[n].new_tokens + (rest[n].new_tokens if n in rest else 0) for n in found}
+        assert tokens == {n: sum(one[1]) for n, one in whole.items()}
     assert in_the_middle > 20
     assert asked > 2
 
@@ -429,7 +427,7 @@ def test_each_turn_has_the_conversation_as_it_is_written_then():
         assert max(room) <= len(PROMPT.token_ids) + LIMIT
         spent = [LIMIT - turn.first for turn in own]
         assert all(request.sampling.max_tokens <= left for request, left in zip(mine, spent, strict=True))
-    assert subject.new_tokens("train") == sum(made.model_tokens for made in found.values())
+        assert made.new_tokens == made.model_tokens
 
 
 def test_a_prompt_that_leaves_no_token_ends_the_episode_by_its_reply():

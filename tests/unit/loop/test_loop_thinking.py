@@ -93,13 +93,11 @@ def test_what_is_not_closed_in_time_is_closed_and_goes_on():
     assert forced.generated.tolist() == [True] * 5 + [False] * 3 + [True] * 4
     assert forced.logprobs.tolist() == [-1.0] * 5 + [0.0] * 3 + [-1.0] * 4
     assert set(forced.versions.tolist()) == {3}
-    assert (forced.finish, forced.thinking, forced.closed) == (FinishReason.LENGTH, 8, True)
+    assert (forced.finish, forced.new_tokens, forced.thinking, forced.closed) == (FinishReason.LENGTH, 9, 8, True)
     assert forced.answer == " " + Numbers.decode(sampled[8:])
     assert plain.token_ids.tolist() == [token(8, t) for t in range(12)]  # it does not think
     assert plain.generated is None
-    assert (plain.thinking, plain.answer) == (0, plain.text)
-    assert subject.new_tokens("train") == 9 + 12
-    assert subject.new_tokens("train") == 0
+    assert (plain.new_tokens, plain.thinking, plain.answer) == (12, 0, plain.text)
 
 
 def test_a_response_taken_back_anywhere_goes_on_as_if_it_had_not_been():
@@ -117,11 +115,11 @@ def test_a_response_taken_back_anywhere_goes_on_as_if_it_had_not_been():
         if taken[0].finish is not None:
             continue
         tried.add(len(taken[0]))
-        assert first.new_tokens("train") == taken[0].model_tokens
+        assert taken[0].new_tokens == taken[0].model_tokens
         second = rollouts(budget=5)
         second.submit([request(0, prefix=taken[0])])
         rest = drain(second)[0]
-        assert second.new_tokens("train") == 9 - taken[0].model_tokens
+        assert rest.new_tokens == 9 - taken[0].model_tokens
         assert rest.token_ids.tolist() == expected.token_ids.tolist()
         assert rest.generated.tolist() == expected.generated.tolist()
         assert (rest.thinking, rest.answer) == (expected.thinking, expected.answer)
@@ -174,7 +172,7 @@ def test_of_an_episode_each_turn_has_the_budget():
         assert made.generated[turn.first : turn.stop].tolist() == [True] * 4 + [False] * 3 + [True] * 3
         ids = [token(1, t) for t in range(turn.first, turn.stop)]
         assert made.token_ids[turn.first : turn.stop].tolist() == [*ids[:4], *FORCED, *ids[7:]]
-    assert (made.thinking, made.closed, subject.new_tokens("train")) == (3 * 7, True, 3 * 7)
+    assert (made.thinking, made.closed, made.new_tokens) == (3 * 7, True, 3 * 7)
     assert subject.engine.found == 5  # each part but the first goes on behind a kept slot
     metrics = response_metrics([Group(0, PROMPT, [made, made], [Score({"accuracy": 1.0}, 1.0)] * 2)])
     assert metrics["response/thinking_forced_share"] == 1.0
