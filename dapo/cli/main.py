@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from dapo import __version__
 from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
+from dapo.cli.compare import compare
 from dapo.cli.completion import complete_key, complete_name
 from dapo.cli.error_lines import tell_error
 from dapo.cli.importing import import_recipe
@@ -51,6 +52,7 @@ _COMMANDS = {
     "train": (_TRAIN, _RECIPE, "tutorial configuration"),
     "sft": (_TRAIN, _RECIPE, "base_to_trained configuration"),
     "launch": (_TRAIN, _RECIPE, "slurm configuration"),
+    "compare": (_LOOK, "RUN ... [--by KEY] [--at tokens]", "reading_a_run"),
     "report": (_LOOK, "RUN ... [-o FOLDER]", "reading_a_run warnings"),
     "view": (_LOOK, "[RUNS]", "reading_a_run warnings"),
     "data": (_LOOK, "RUN", "dynamic_sampling"),
@@ -346,6 +348,7 @@ def data(
 _command("evaluate")(evaluate)
 _command("export")(export)
 _command("rollouts")(rollouts)
+_command("compare")(compare)
 
 
 @_command("report")
