@@ -11,6 +11,7 @@ from typing import Annotated, Literal, cast, get_args
 
 import typer
 
+from dapo.cli.arguments import AsJson
 from dapo.config.yaml_files import RESOLVED
 from dapo.errors import RecipeError
 from dapo.observe.run_folder import RunFolder
@@ -35,7 +36,7 @@ def compare(
         typer.Option(metavar="steps|tokens[=N]", help="Equal training steps or generated tokens; N: how many."),
     ] = "steps",
     confidence: Annotated[float, typer.Option(min=50, max=99.99, help="Of the intervals, in percent.")] = 95,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Compare settings over the seeds of their runs: means, intervals, and which differences are shown."""
     what, place = _place(at)

@@ -269,7 +269,7 @@ def _covers(course: Course, at: At, place: float) -> bool:
 def _value(course: Course, measure: Measure, at: At, place: float) -> Measured | None:
     """Return the value of a run at a place; None where it has none.
 
-    An accuracy in training is the mean of the last steps. Between two evaluations, which equal tokens seldom meet, the
+    An accuracy in training is the mean of the last steps. Between two evaluations, which equal tokens rarely meet, the
     value lies on the line between theirs.
     """
     if not _covers(course, at, place):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from documented_json import documented_keys
 
 from dapo.cli.main import main
 
@@ -56,7 +57,10 @@ def test_the_json_has_the_documented_keys_and_the_tables_numbers(runs, capsys):
         "confidence": 0.99,
         "fewest_seeds": 5,
     }
+    documented = documented_keys("`dapo compare`, `comparison` of `dapo report`")
+    assert set(found) == set(documented)
     low, high = found["families"]
+    assert {*low, *low["runs"][0], *high["difference"]} == set(documented["families"])
     assert set(low) == {"name", "runs", "mean", "low", "high", "difference"}
     assert low["difference"] is None
     assert low["runs"][0] == {"run": "low-1", "folder": "runs/low-1", "seed": 1, "value": 0.51}
