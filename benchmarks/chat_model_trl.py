@@ -1,11 +1,11 @@
 """TRL's GRPOTrainer on the data, prompts and settings of the recipe ``sums_smollm2``, for as many steps, beside it.
 
     make bench-chat-model-trl MODEL=FOLDER          # in an environment that holds both
-    python benchmarks/chat_model_trl.py --model FOLDER [--seed 1] [--steps 30] [--threads 2] [--out benchmarks/results]
+    python benchmarks/chat_model_trl.py --model FOLDER [--seed 1] [--threads 2] [--set KEY=VALUE ...] [--out FOLDER]
 
 FOLDER holds the dequantised model, as ``dapo`` keeps it in its cache. TRL has no dynamic sampling. Its weights are
 float32 and it computes in bfloat16, as it advises, a group at a time: 64 rows at once take 16 GB. Evaluations are plain
-transformers, every six training steps; their seconds are not counted. The result is written anew after each.
+transformers; their seconds are not counted. The result is written anew after each. ``--set`` overrides the recipe.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ from dapo.rewards.last_number import judge, read_last_number
 NAME = "chat_model_trl"
 AT_ONCE = 25
 """Prompts of one call of an evaluation."""
-EVERY = 6
-"""Training steps between evaluations."""
+LOGGED = {
+    "entropy": "entropy",
+    "clip_high": "clip_ratio/high_mean",
+    "clip_low": "clip_ratio/low_mean",
+    "length": "completions/mean_length",
+    "truncated": "completions/clipped_ratio",
+}
+"""What is kept of TRL's metrics of each training step."""
 
 
 def prompts_of(recipe: Recipe, file: Path, tokenizer: Any) -> list[dict[str, str]]:
@@ -70,14 +76,15 @@ def evaluate(model: Any, tokenizer: Any, problems: list[dict[str, str]], tokens:
 
 
 class Record(TrainerCallback):
-    """Evaluate every six training steps, and write what was found and what training has cost until then."""
+    """Evaluate as the recipe says, and write what was found and what training has cost until then."""
 
     def __init__(
         self, recipe: Recipe, model: Any, tokenizer: Any, problems: list[Any], about: dict[str, Any], out: Path
     ) -> None:
         self._asked = (model, tokenizer, problems, recipe.rollout.max_response_tokens)
         self._passes = passes_of(recipe)
-        self._found: dict[str, Any] = {**about, "steps": {}}
+        self._validation, self._last = recipe.validation, recipe.trainer.steps
+        self._found: dict[str, Any] = {**about, "steps": {}, "training": {name: [] for name in LOGGED}}
         self._out = out
         self._cost = {"wall": 0.0, "processor": 0.0}
 
@@ -88,17 +95,28 @@ class Record(TrainerCallback):
         for name, now in seconds().items():
             self._cost[name] += now - self._began[name]
         step, rest = divmod(state.global_step, self._passes)
-        if not rest and not step % EVERY:
+        if not rest and (step == self._last or not step % self._validation.every):
             self.evaluate(step)
             self._asked[0].train()
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        if LOGGED["entropy"] in logs:  # the last line of TRL's log sums up the whole run
+            for name, key in LOGGED.items():
+                self._found["training"][name].append(logs[key])
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.write()
+
     def evaluate(self, step: int) -> None:
-        self._found["steps"][step] = {
-            name: evaluate(*self._asked, sampled) for name, sampled in (("sampled", True), ("greedy", False))
-        } | self._cost
+        several = [evaluate(*self._asked, True) for _ in range(self._validation.samples)]
+        shares = {"sampled": sum(several) / len(several), "greedy": evaluate(*self._asked, False)}
+        self._found["steps"][step] = shares | self._cost
+        self.write()
+        print(step, self._found["steps"][step], flush=True)
+
+    def write(self) -> None:
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / f"{NAME}.json").write_text(json.dumps(self._found, indent=1) + "\n")
-        print(step, self._found["steps"][step], flush=True)
 
 
 def seconds() -> dict[str, float]:
@@ -133,7 +151,7 @@ def trainer_of(recipe: Recipe, model: Any, tokenizer: Any, problems: list[dict[s
         per_device_train_batch_size=r.rollout.group_size,
         steps_per_generation=r.rollout.prompts_per_step,
         gradient_accumulation_steps=r.learner.minibatch_prompts,
-        max_steps=passes * options.steps,
+        max_steps=passes * r.trainer.steps,
         max_completion_length=r.rollout.max_response_tokens,
         temperature=1.0,
         top_p=1.0,
@@ -143,7 +161,7 @@ def trainer_of(recipe: Recipe, model: Any, tokenizer: Any, problems: list[dict[s
         adam_beta1=r.learner.betas[0],
         adam_beta2=r.learner.betas[1],
         max_grad_norm=r.learner.max_grad_norm,
-        warmup_steps=r.learner.warmup,
+        warmup_steps=passes * r.learner.warmup,  # the recipe counts training steps
         lr_scheduler_type="constant_with_warmup",
         logging_steps=passes,
         report_to="none",
@@ -169,8 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of the dequantised model")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of the recipe")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     refuse_changes(options.out)
@@ -178,15 +196,20 @@ def main() -> None:
     torch.manual_seed(options.seed)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loaded = load_recipe("sums_smollm2", [f"model.path={options.model}"])
+    loaded = load_recipe("sums_smollm2", [f"model.path={options.model}", *options.set])
     recipe = loaded.recipe
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     (train,), (held_out,) = recipe.data.train, recipe.data.validation
     training, validation = (prompts_of(recipe, Path(one.path), tokenizer) for one in (train, held_out))
+    validation = validation[: recipe.validation.limit]
     trainer = trainer_of(recipe, model, tokenizer, training, options)
-    machine = describe_machine() | {"threads": options.threads}
-    record = Record(recipe, model, tokenizer, validation, {"machine": machine, "seed": options.seed}, options.out)
+    about = {
+        "machine": describe_machine() | {"threads": options.threads},
+        "seed": options.seed,
+        "responses": recipe.rollout.prompts_per_step * recipe.rollout.group_size,  # of a training step
+    }
+    record = Record(recipe, model, tokenizer, validation, about, options.out)
     record.evaluate(0)
     trainer.add_callback(record)
     trainer.train()

@@ -19,7 +19,7 @@ import numpy as np
 
 from dapo.errors import CheckpointError, DapoError
 
-FORMAT = 1
+FORMAT = 2
 """Number of the layout of a run's state."""
 STATE = "state"
 _ARRAY = "__array__"

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from dapo.cli.run_data import RunData, load_run, recent_shares
 from dapo.errors import CheckpointError
+from dapo.observe.columns import changes_by_value, fallen_said
 from dapo.observe.evaluations import read_held_out
+from dapo.observe.held_out import accuracy_of
 from dapo.observe.live_view import ACCENT, BAD, GOOD, QUIET
 from dapo.observe.metrics import Row, series
 from dapo.observe.prompts import History, Standing
@@ -84,7 +86,7 @@ def show_data(
         if data.history is not None:
             parts += _prompts(data, data.history)
             parts += _examples(data, data.history, EXAMPLES if limit is None else limit)
-        parts += [*_account(data), *_acceptance(data)]
+        parts += [*_account(data), *_acceptance(data), *_by_column(data)]
     width = min(console.width, _COLUMNS)
     console.print(Group(*parts), width=width)
 
@@ -164,7 +166,7 @@ def _selection(data: RunData, history: History) -> Iterator[RenderableType]:
         )
     if settings.greso is not None:
         yield _say(
-            f"GRESO: p_easy {history.p_easy:.2f}, p_hard {history.p_hard:.2f}; "
+            f"GRESO: p_easy {history.greso.p_easy:.2f}, p_hard {history.greso.p_hard:.2f}; "
             f"{int((history.streak > 0).sum()):,} prompts are skipped at times (no variance at their last visits).",
             QUIET,
         )
@@ -369,6 +371,25 @@ def _foretold(data: RunData) -> str:
     starves = data.filling is not None and data.filling.starves
     held_out = None if data.last_step or starves else read_held_out(data.folder.evaluation_file(0))
     return start_said(held_out, data.recipe) if held_out is not None and data.recipe is not None else ""
+
+
+def _by_column(data: RunData) -> Iterator[RenderableType]:
+    """Yield held-out accuracy by the columns of the data, at the first and the last evaluation."""
+    found = (accuracy_of(row, lambda step: read_held_out(data.folder.evaluation_file(step))) for row in data.rows)
+    points = [point for point in found if point is not None]
+    changes = changes_by_value(points)
+    if not changes:
+        return
+    yield from _section("Held-out accuracy, by columns of the data")
+    table = _table("", "problems", f"step {points[0].step}", f"step {points[-1].step}", "change")
+    for one in changes:
+        style = GOOD if one.change.low > 0 else BAD if one.fell else ""
+        change = Text(f"{100 * one.change.mean:+.1f}", style=style)
+        name = shorten(clean(one.value.set, newlines=False), 30)
+        table.add_row(f"  {one.value}", f"{one.problems:,}", percent(one.before), percent(one.after), change, name)
+    yield table
+    if said := fallen_said(changes, points):
+        yield _say(said, "yellow")
 
 
 def _mean(values: np.ndarray) -> float | None:

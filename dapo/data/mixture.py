@@ -11,6 +11,7 @@ from dapo.config.schema.data import Curriculum
 from dapo.data.stream import EpochStream, content, fingerprint
 from dapo.errors import DataError
 from dapo.types.batch import Prompt
+from dapo.types.codec import NOT_SAVED, fill, to_tree
 
 LEVEL = "level"
 """Column of a prompt that says which level of its task it is of, from 1."""
@@ -27,9 +28,9 @@ class MixturePart:
 
 @dataclass(slots=True)
 class _Source:
-    part: MixturePart
-    streams_L: list[EpochStream]
-    share: float  # of all prompts
+    part: MixturePart = field(metadata=NOT_SAVED)
+    streams_L: list[EpochStream] = field(metadata=NOT_SAVED)
+    share: float = field(metadata=NOT_SAVED)  # of all prompts
     taken: int = 0
     level: int = 0  # index
     recent: deque[float] = field(default_factory=deque)  # accuracies of the last groups of this level
@@ -122,9 +123,7 @@ class MixtureStream:
                 {
                     "name": source.part.name,
                     "weight": source.part.weight,
-                    "taken": source.taken,
-                    "level": source.level,
-                    "recent": list(source.recent),
+                    "at": to_tree(source),
                     "streams": [stream.state() for stream in source.streams_L],
                 }
                 for source in self._sources
@@ -147,4 +146,4 @@ class MixtureStream:
         for source, one in zip(self._sources, saved, strict=True):
             for stream, position in zip(source.streams_L, one["streams"], strict=True):
                 stream.load(position)
-            source.taken, source.level, source.recent = one["taken"], one["level"], deque(one["recent"])
+            fill(source, one["at"])

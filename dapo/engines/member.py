@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.engines.host import HostFacts, TurnResult
 from dapo.errors import EngineError
-from dapo.processes.transport import Call, FindsPlaces, Host, HostLost, HostSpec, Transport
+from dapo.processes.transport import Call, Host, HostLost, HostSpec, Transport
 from dapo.types.batch import Key, SampleRequest, TensorSum, Ticket
 from dapo.weights.exchange import WeightExchange
 
@@ -232,7 +232,7 @@ class Member:
         self.opening.until = self.now() + self.limits.start
 
     def _lacks_place(self) -> bool:
-        return isinstance(self.transport, FindsPlaces) and not self.transport.has_place(self.host)
+        return not self.transport.has_place(self.host)
 
     def _no_place(self) -> NoPlaceError:
         return NoPlaceError(f"no machine had a place for it within {self.limits.start:g} s (cluster.start_timeout)")

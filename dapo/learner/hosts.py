@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dapo.errors import DapoError, LearnerLost
-from dapo.processes.transport import Call, CarriesFiles, Host, HostLost, HostSpec, Transport
+from dapo.processes.transport import Call, Host, HostLost, HostSpec, Transport
 from dapo.system import memory_of
 from dapo.types.batch import SavedFile
 from dapo.types.protocols import Done, Handle, ProcessState
@@ -176,7 +176,6 @@ class LearnerHosts:
             LearnerLost: one of them is gone.
             ClusterError: they cannot be taken.
         """
-        assert isinstance(self.transport, CarriesFiles)  # the recipe's checks
         try:
             return self.transport.collect(self._hosts, folder)
         except HostLost as error:

@@ -19,6 +19,7 @@ from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.metrics.stats import values
 from dapo.types.batch import Learned, LearnStep, Metrics, StepBatch
+from dapo.types.codec import fill, to_tree
 from dapo.types.enums import Disposition
 from dapo.types.evaluation import EvaluationResult
 from dapo.types.evidence import Awaited, Clamping, DataEnded, PoorBatch
@@ -157,7 +158,7 @@ class Reinforcement:
             self.overlap.rest()
         return {
             "collector": self.collector.state(),
-            "sync_check": self.check_sync.state(),
+            "sync_check": to_tree(self.check_sync.healthy),
             "algorithm": self.algorithm.state(),
         }
 
@@ -165,7 +166,7 @@ class Reinforcement:
         if "examples" in state:
             raise CheckpointError("the checkpoint is of `dapo sft`, and this run trains by reward")
         self.collector.load(state["collector"])
-        self.check_sync.load(state["sync_check"])
+        fill(self.check_sync.healthy, state["sync_check"])
         self.algorithm.load(state["algorithm"])
 
 

@@ -5,7 +5,6 @@ A checkpoint is the loop's state, and the learner's files in a folder beside it.
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from dapo.loop.best import Best
 from dapo.loop.method import Counters
 from dapo.metrics.phases import Phases
 from dapo.types.batch import Metrics, SavedFile
+from dapo.types.codec import from_tree, to_tree
 from dapo.types.model import check_fingerprint
 from dapo.types.protocols import Handle, Learner, Mapped, Recorder
 
@@ -37,8 +37,8 @@ class Saver:
     def __init__(
         self, checkpoints: CheckpointStore, recorder: Recorder, phases: Phases, best: Best | None = None
     ) -> None:
-        """``best``: the metric whose best step keeps its checkpoint."""
-        self._checkpoints, self._recorder, self._phases, self._best = checkpoints, recorder, phases, best
+        """Begin without a checkpoint; ``best``: the metric whose best step keeps its own."""
+        self._checkpoints, self._recorder, self._phases, self.best = checkpoints, recorder, phases, best
         self.at: int | None = None
         self.longest: float | None = None
         self._improved = False  # by a step that is not saved yet
@@ -51,12 +51,12 @@ class Saver:
         Such a step is of a later time, to be done again, or best by a metric that the recipe does not name.
         """
         marked = self._checkpoints.best()
-        if marked is None or self._best is None or marked["step"] != self._best.step:
+        if marked is None or self.best is None or marked["step"] != self.best.step:
             self._checkpoints.mark(None)
 
     def seen(self, step: int, metrics: Metrics) -> None:
         """Look at the line of a step; the model before training has no checkpoint."""
-        if self._best is not None and step and self._best.seen(step, metrics):
+        if self.best is not None and step and self.best.seen(step, metrics):
             self._improved = True
 
     def wants(self, step: int) -> bool:
@@ -76,8 +76,8 @@ class Saver:
     def begin(self, step: int, write: BeginWrite) -> None:
         """Start to save the state of now; the learner may go on writing."""
         self.finish()
-        best = self._best
-        record = {k: v for k, v in best.state().items() if k != "since"} if best and best.step == step else None
+        best = self.best
+        record = {k: v for k, v in to_tree(best).items() if k != "since"} if best and best.step == step else None
         start = time.monotonic()
         with self._phases("save"):
             self._under_way = self._checkpoints.begin(step, write, record)
@@ -102,14 +102,6 @@ class Saver:
         folder = self.finish()
         assert folder is not None
         return folder
-
-    def state(self) -> dict[str, Any] | None:
-        return None if self._best is None else self._best.state()
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """Take over what a checkpoint knew of the best one."""
-        if self._best is not None:
-            self._best.load(state)
 
 
 def begin_checkpoint(folder: Path, learner: Learner, state: Mapping[str, Any]) -> Handle[list[SavedFile]]:
@@ -141,7 +133,7 @@ def open_state(folder: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, Any
         raise CheckpointError(f"checkpoint {folder} is damaged: {error.filename} is missing") from None
     with as_damage(folder):
         check_fingerprint(state["fingerprint"], fingerprint, folder)
-        counters = Counters(**{name: operator.index(value) for name, value in state["counters"].items()})
+        counters = from_tree(Counters, state["counters"])
         if folder.name != f"step_{counters.training_steps:06d}":
             raise ValueError(f"it is the state of step {counters.training_steps}")
     return state, counters

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.loop.best import Best
@@ -69,7 +68,7 @@ class Stopping:
     ) -> None:
         """``best``: the metric that has to get better within ``patience`` lines that have it."""
         self._recorder, self._checkpoints, self._deadline = recorder, checkpoints, deadline
-        self._best, self._patience = best, patience
+        self.best, self._patience = best, patience
         self.by = ""
         self.early: DataEnded | NoGain | None = None
         self.cause: OutOfTime | ClusterLost | None = None
@@ -106,15 +105,15 @@ class Stopping:
 
     def seen(self, step: int, metrics: Metrics) -> None:
         """Take note of a step's metrics."""
-        if self._best is not None:
-            self._best.seen(step, metrics)
+        if self.best is not None:
+            self.best.seen(step, metrics)
 
     def due(self, save: float | None = None) -> bool:
         """Decides whether no further step is begun, and tells why; ``save``: see ``Deadline.passed``."""
         out_of_time = self._deadline.passed(save)
         if self.by or self._interrupt.requested:
             return True
-        best = self._best
+        best = self.best
         if best is not None and best.since >= self._patience:
             self.end(NoGain(best.metric, best.since, self._patience, best.value, best.step))
             return True
@@ -122,13 +121,6 @@ class Stopping:
             self.by, self.cause = "trainer.max_hours", out_of_time
             self._recorder.ending(out_of_time)
         return out_of_time is not None
-
-    def state(self) -> dict[str, Any] | None:
-        return None if self._best is None else self._best.state()
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        if self._best is not None:
-            self._best.load(state)
 
     def _interrupted(self, cause: Signal) -> None:
         self.by = cause

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from dapo.errors import EngineError
 from dapo.loop.sampling.rollouts import Response, Rollouts
 from dapo.types.batch import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TensorSum, TokenRow
 from dapo.types.enums import FinishReason
-from dapo.types.protocols import Engine, EngineGroup, KnowsRounding, Learner
+from dapo.types.protocols import Engine, EngineGroup, Learner
 from dapo.types.seeds import SYNC_CHECK, derive_seed
 
 RESPONSES, TOKENS = 4, 16
@@ -44,6 +44,16 @@ RATIO = 3.0  # times the healthy mean gap, or the model's own rounding
 SPREAD = 4.0  # standard errors that two means of few tokens may differ by
 MEMORY = 16  # checks: the healthy gap may drift, as a policy grows surer or less sure, but not jump
 LARGEST = 20.0  # times the accepted mean: of a single token. Healthy gaps reach about 12 times their mean
+
+
+@dataclass(slots=True)
+class Healthy:
+    """What the checks that passed have found: running means, which checkpoints have."""
+
+    gap: float = 0.0  # nats
+    square: float = 0.0  # of the gaps of single tokens
+    tokens: float = 0.0  # of one check
+    checks: int = 0  # so many
 
 
 class SyncCheck:
@@ -77,34 +87,23 @@ class SyncCheck:
         self._rollouts, self._learner, self._prompts = rollouts, learner, list(prompts[:RESPONSES])
         self._sampling, self._seed, self._tolerance, self._most = sampling, seed, tolerance, most
         self._largest = np.inf if near_ties else LARGEST
-        self._healthy = 0.0  # running mean of the gaps that passed
-        self._square = 0.0  # likewise, of the squares of single tokens' gaps
-        self._tokens = 0.0  # behind one of these checks, as a running mean
-        self._passed = 0
-
-    def state(self) -> list[float]:
-        """Return the typical healthy gap, for checkpoints."""
-        return [self._healthy, self._passed, self._square, self._tokens]
-
-    def load(self, state: Sequence[float]) -> None:
-        self._healthy, self._passed = float(state[0]), int(state[1])
-        # a checkpoint of before has no spread: the first check after it takes the ratio alone
-        self._square, self._tokens = (float(state[2]), float(state[3])) if len(state) > 2 else (0.0, 0.0)
+        self.healthy = Healthy()
 
     def accepted(self, tokens: int) -> float:
         """Return the largest mean gap of so many tokens, nats, that looks like rounding by the checks before."""
         if self._tolerance is not None:
             return self._tolerance
-        if not self._passed:
+        healthy = self.healthy
+        if not healthy.checks:
             return self._most
-        behind = self._tokens * min(self._passed, MEMORY)
-        variance = max(0.0, self._square - self._healthy**2)
+        behind = healthy.tokens * min(healthy.checks, MEMORY)
+        variance = max(0.0, healthy.square - healthy.gap**2)
         error = math.sqrt(variance * (1 / max(1, tokens) + (1 / behind if behind else 0.0)))
-        return min(self._most, max(LEAST, RATIO * self._healthy + SPREAD * error))
+        return min(self._most, max(LEAST, RATIO * healthy.gap + SPREAD * error))
 
     def _explained(self, rows: Sequence[TokenRow]) -> float:
         """Return the largest mean gap of these rows, nats, that the model's own rounding explains; 0: none."""
-        if self._tolerance is not None or not isinstance(self._learner, KnowsRounding):
+        if self._tolerance is not None:
             return 0.0
         rounding = self._learner.rounding(rows)
         mean = math.nan if rounding is None or not rounding.size else float(rounding.mean())
@@ -130,11 +129,12 @@ class SyncCheck:
             limit = max(limit, accepted)
         together = np.concatenate([gap for gap, _ in compared_with.values()])
         mean, largest = float(together.mean()), float(together.max())
-        self._passed += 1
-        share = 1 / min(self._passed, MEMORY)
-        self._healthy += (mean - self._healthy) * share
-        self._square += (float(np.square(together, dtype=np.float64).mean()) - self._square) * share
-        self._tokens += (len(together) - self._tokens) * share
+        healthy = self.healthy
+        healthy.checks += 1
+        share = 1 / min(healthy.checks, MEMORY)
+        healthy.gap += (mean - healthy.gap) * share
+        healthy.square += (float(np.square(together, dtype=np.float64).mean()) - healthy.square) * share
+        healthy.tokens += (len(together) - healthy.tokens) * share
         return {
             "train/sync_gap": mean,
             "train/sync_gap_max": largest,
@@ -174,7 +174,7 @@ class SyncCheck:
 
     def _complaint(self, step: int, number: int | None, gap: FloatArray, accepted: float) -> str:
         name = _name(self._rollouts.engine, number)
-        before = f"; before, a healthy check differed by {self._healthy:.2g}" if self._passed else ""
+        before = f"; before, a healthy check differed by {self.healthy.gap:.2g}" if self.healthy.checks else ""
         return (
             f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {name} "
             f"right after new weights were published, its log-probabilities differ from the learner's by "

@@ -42,7 +42,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage
 from dapo.config.schema import Recipe
 from dapo.errors import AccuracyUnknown
-from dapo.loop.best import follow
+from dapo.loop.best import follow, go_on
 from dapo.loop.method import Counters, Method, StepDone, on_leaving
 from dapo.loop.saving import Saver, begin_checkpoint, load_learner, open_state
 from dapo.loop.schedule import Schedule
@@ -59,6 +58,7 @@ from dapo.loop.stopping import Deadline, Stopping
 from dapo.metrics.phases import Phases
 from dapo.observe.spans import peak_rss_mib
 from dapo.types.batch import Group, Metrics, SavedFile, TokenTrace
+from dapo.types.codec import to_tree
 from dapo.types.evaluation import EvaluationResult
 from dapo.types.evidence import DataEnded, silent_of
 from dapo.types.protocols import Handle, Recorder
@@ -312,11 +312,11 @@ class Trainer:
             **self.method.state(),
             "fingerprint": self.fingerprint,
             "facts": self.facts,
-            "counters": asdict(self.counters),
+            "counters": to_tree(self.counters),
             "evaluated_at": self.evaluated_at,
             "evaluation_lost": self._is_due(step) and self.evaluated_at != step,
-            "best": self.saver.state(),
-            "early_stop": self.stopping.state(),
+            "best": to_tree(self.saver.best),
+            "early_stop": to_tree(self.stopping.best),
             "recorder": self.recorder.state(),
         }
         return begin_checkpoint(folder, self.method.learner, state)
@@ -336,8 +336,8 @@ class Trainer:
             self.method.load(state)
             self.evaluated_at = int(state["evaluated_at"])
             self._evaluation_lost = bool(state["evaluation_lost"])
-            self.saver.load(state["best"])
-            self.stopping.load(state["early_stop"])
+            go_on(self.saver.best, state["best"])
+            go_on(self.stopping.best, state["early_stop"])
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state["facts"])}
         load_learner(folder, self.method.learner)
         self.counters = counters

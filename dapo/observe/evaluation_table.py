@@ -16,6 +16,8 @@ from dapo.observe.text import clean, interval, number, percent, shorten
 from dapo.words import counted
 
 _QUIET = "bright_black"
+BY_VALUE = "accuracy where "
+"""Beginning of the metric of a value of the data's columns."""
 _MEAN = "mean of the sets"
 _FIRST = ("accuracy", "greedy_accuracy")
 _DIGITS = 6  # of numbers for programs
@@ -81,6 +83,7 @@ def _rows(columns: Mapping[str, Mapping[str, float]]) -> list[tuple[str, list[st
         out.append(("another reward failed", [_of(m.get("failed_rewards"), m.get("responses")) for m in every]))
     out.append(("accuracy, greedy", [_share(m, "greedy_accuracy") for m in every]))
     out += [(key, [_share(m, key) for m in every]) for key in many if key != "pass@1"]
+    out += [(key, [_share(m, key) for m in every]) for key in known if key.startswith(BY_VALUE)]
     out += [
         ("response length", [_form(m, "length_mean") for m in every]),
         ("truncated", [_share(m, "truncated_share") for m in every]),

@@ -6,8 +6,10 @@ those of all would be gigabytes in a long run.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dapo.errors import DataError
+from dapo.observe.columns import columns_of
 from dapo.observe.held_out import HeldOut, Problem, Solved
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, named_values, texts, write_table_file
@@ -37,17 +40,18 @@ SCHEMA = pa.schema(
         ("length", pa.int32()),  # tokens
         ("finish", _NAMES),
         ("unscored", pa.string()),  # why a verifier failed; null where none did
+        ("columns", _NAMES),  # JSON of the problem's columns of few values, each text stored once
     ],
     metadata={"dapo.evaluations": "1"},
 )
 
 _ROWS_AT_ONCE = 8192
-_CONTENT = ["set", "prompt_id", "answer", "problem"]
+_CONTENT = ["set", "prompt_id", "answer", "problem", "columns"]
 _COUNTED = [*_CONTENT, "sample", "accuracy", "read", "finish"]
 
 
-def evaluation_table(step: int, responses: Sequence[Evaluated]) -> pa.Table:
-    """Return one row for each response, in their order."""
+def evaluation_table(step: int, responses: Sequence[Evaluated], values: Mapping[tuple[str, int], str]) -> pa.Table:
+    """Return one row for each response, in their order; ``values``: by set and problem the JSON of its columns."""
     columns: dict[str, Any] = {
         "step": [step] * len(responses),
         "set": texts([r.dataset for r in responses]).dictionary_encode(),
@@ -61,6 +65,7 @@ def evaluation_table(step: int, responses: Sequence[Evaluated]) -> pa.Table:
         "length": [r.completion.model_tokens for r in responses],
         "finish": texts([r.completion.finish for r in responses]).dictionary_encode(),
         "unscored": texts([r.score.reason for r in responses]),
+        "columns": texts([values[r.dataset, r.problem] for r in responses]).dictionary_encode(),
     }
     arrays = [
         column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)
@@ -69,12 +74,19 @@ def evaluation_table(step: int, responses: Sequence[Evaluated]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
+def _columns_of(responses: Sequence[Evaluated]) -> dict[tuple[str, int], str]:
+    """Return by set and problem the JSON of its columns."""
+    prompts = {(r.dataset, r.problem): r.prompt for r in responses}
+    return {key: json.dumps(row) for key, row in zip(prompts, columns_of(prompts.values()), strict=True)}
+
+
 def write_evaluation(path: Path, step: int, responses: Sequence[Evaluated], write: Write = write_table_file) -> None:
     """Write the responses of one evaluation; ``write`` puts tables into a file."""
+    values = _columns_of(responses)
 
     def tables() -> Iterator[pa.Table]:
         for first in range(0, max(1, len(responses)), _ROWS_AT_ONCE):
-            yield evaluation_table(step, responses[first : first + _ROWS_AT_ONCE])
+            yield evaluation_table(step, responses[first : first + _ROWS_AT_ONCE], values)
 
     write(path, SCHEMA, tables())
 
@@ -93,7 +105,7 @@ def read_evaluation(path: Path, columns: Sequence[str] | None = None, within: Pa
 
 def held_out_of(responses: Sequence[Evaluated]) -> HeldOut:
     """Count the responses of an evaluation that was made just now."""
-    return _counted(evaluation_table(0, responses))
+    return _counted(evaluation_table(0, responses, _columns_of(responses)))
 
 
 def read_held_out(path: Path, within: Path | None = None) -> HeldOut | None:
@@ -109,6 +121,8 @@ def read_held_out(path: Path, within: Path | None = None) -> HeldOut | None:
 
 def _counted(table: pa.Table) -> HeldOut:
     """Raise KeyError or ArrowException for a table that no evaluation wrote."""
+    if "columns" not in table.column_names:  # of an older version
+        table = table.append_column("columns", pa.nulls(len(table), pa.string()))
     fields = [SCHEMA.field(name) for name in _COUNTED]
     plain = [pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in fields]
     table = table.select(_COUNTED).cast(pa.schema(plain))
@@ -124,8 +138,18 @@ def _counted(table: pa.Table) -> HeldOut:
     for row in sums.sort_by("problem").to_pylist():
         same = (row["set"], row["prompt_id"], row["answer"])
         if row["accuracy_count"]:
-            solved = Solved(row["problem"], row["accuracy_mean"], row["accuracy_count"], row["right_sum"])
-            problems[Problem(*same, seen[same])] = solved
+            counts = row["problem"], row["accuracy_mean"], row["accuracy_count"], row["right_sum"]
+            problems[Problem(*same, seen[same])] = Solved(*counts, _read_columns(row["columns"]))
         seen[same] += 1
     truncated = pc.sum(pc.equal(table["finish"], FinishReason.LENGTH.value)).as_py() or 0
     return HeldOut(problems, len(table), truncated, len(table) - table["read"].null_count)
+
+
+@lru_cache(maxsize=256)
+def _read_columns(text: str | None) -> Mapping[str, str]:
+    """Return a problem's columns; {} where the file is of an older version, or holds what no evaluation wrote."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}

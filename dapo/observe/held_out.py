@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dapo.algorithms.statistics import Estimate, mean_of_estimates, paired_interval, pass_at_k
@@ -30,6 +31,7 @@ class Solved(NamedTuple):
     accuracy: float  # mean
     responses: int
     right: int  # of accuracy 1
+    columns: Mapping[str, str] = MappingProxyType({})  # of the data, see ``dapo.observe.columns``
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dapo.algorithms.variants.greso import Greso
 from dapo.errors import CheckpointError, DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.text import utf8
 from dapo.types.batch import BoolArray, IntArray, Prompt
+from dapo.types.codec import from_tree
 from dapo.types.enums import Verdict
 
 SCHEMA = pa.schema(
@@ -29,7 +31,6 @@ SCHEMA = pa.schema(
     ],
     metadata={"dapo.prompts": "1"},
 )
-_VERDICTS = list(Verdict)
 
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
@@ -90,35 +91,28 @@ class History:
     last_correct: IntArray
     streak: IntArray  # visits in a row without variance
     last_step: IntArray
-    verdict: IntArray  # of the last visit, index into ``list(Verdict)``
+    verdict: IntArray  # of the last visit, index into ``verdicts``
+    verdicts: list[Verdict]
     size: int  # prompts in the training data
-    p_easy: float = 1.0  # GRESO
-    p_hard: float = 1.0
+    greso: Greso
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
+    def from_state(cls, state: Any) -> History:
         """From ``state["collector"]["history"]`` of a checkpoint.
 
         Raises:
             CheckpointError: a column is missing, or columns differ in length.
         """
-        names = [name for name in cls.__dataclass_fields__ if name not in ("ids", "size", "p_easy", "p_hard")]
         try:
-            ids = [str(name) for name in state["ids"]]
-            columns: dict[str, Any] = {name: np.asarray(state[name], np.int64) for name in names}
-            numbers: dict[str, Any] = {name: float(state[name]) for name in ("p_easy", "p_hard") if name in state}
-            size = int(state.get("size", len(ids)))
-            known = [str(name) for name in state["verdicts"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the prompt history of this checkpoint cannot be read: {error!r}") from None
-        if any(column.shape != (len(ids),) for column in columns.values()):
+            history = from_tree(cls, state)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"the prompt history of this checkpoint cannot be read: {error}") from None
+        columns = [getattr(history, name) for name in cls.__dataclass_fields__]
+        if any(isinstance(one, np.ndarray) and one.shape != (len(history.ids),) for one in columns):
             raise CheckpointError("the prompt history of this checkpoint has columns of different lengths")
-        if ((columns["verdict"] < 0) | (columns["verdict"] >= len(known))).any() or not set(known) <= set(_VERDICTS):
-            raise CheckpointError(
-                "the prompt history of this checkpoint holds verdicts that this version does not know"
-            )
-        columns["verdict"] = np.array([_VERDICTS.index(Verdict(name)) for name in known], np.int64)[columns["verdict"]]
-        return cls(ids=ids, size=max(size, len(ids)), **columns, **numbers)
+        if ((history.verdict < 0) | (history.verdict >= len(history.verdicts))).any():
+            raise CheckpointError("the prompt history of this checkpoint holds verdicts that it does not name")
+        return history
 
     @property
     def unseen(self) -> int:
@@ -127,7 +121,7 @@ class History:
 
     def having(self, *verdicts: Verdict) -> BoolArray:
         """Prompts whose last visit ended with one of ``verdicts``."""
-        return np.isin(self.verdict, [_VERDICTS.index(verdict) for verdict in verdicts])
+        return np.isin(self.verdict, [n for n, verdict in enumerate(self.verdicts) if verdict in verdicts])
 
     def standing(self, standing: Standing) -> BoolArray:
         """Prompts of one standing; the four parts make up all that were judged."""

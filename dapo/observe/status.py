@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -55,6 +55,9 @@ class RunStatus:
     folder: str = ""  # where the run lived when it said so; it may have been moved since
     evidence: Mapping[str, Any] | None = None  # why it ended, as data: see ``read_evidence``
     filling: Mapping[str, Any] | None = None  # of a step that is not done, its batch as data: see ``read_filling``
+
+
+_STATUS = TypeAdapter(RunStatus)
 
 
 class StatusWriter:
@@ -194,10 +197,6 @@ def _sane(data: object) -> bool:
     return not isinstance(data, int | float) or abs(data) < 2**63  # false for nan as well
 
 
-def _dict_of(record: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-    return found if isinstance(found := record.get(key), dict) else None
-
-
 def read_evidence(data: object) -> Evidence | None:
     """``RunStatus.evidence`` as what it was when it was written; None for anything else. Its texts are untrusted."""
     try:
@@ -220,23 +219,9 @@ def read_status(path: Path, within: Path | None = None) -> RunStatus | None:
     ``within``: see ``open_regular``.
     """
     try:
-        record: Any = json.loads(read_regular(path, _MOST_BYTES, within))
-        status = RunStatus(
-            state=record["state"],
-            said=str(record["said"]),
-            step=int(record["step"]),
-            steps=int(record["steps"]),
-            pid=int(record["pid"]),
-            host=str(record["host"]),
-            started=float(record["started"]),
-            updated=float(record["updated"]),
-            doing=str(record.get("doing", "")),
-            folder=str(record.get("folder", "")),
-            evidence=_dict_of(record, "evidence"),
-            filling=_dict_of(record, "filling"),
-        )
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        status = _STATUS.validate_json(read_regular(path, _MOST_BYTES, within))
+    except (OSError, ValidationError):
         return None
     times = math.isfinite(status.started) and math.isfinite(status.updated)
     counts = all(abs(count) < 2**63 for count in (status.step, status.steps, status.pid))
-    return status if times and counts and status.state in get_args(State) else None
+    return status if times and counts else None

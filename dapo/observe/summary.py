@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.observe import supervised
+from dapo.observe.columns import changes_by_value, fallen_said
 from dapo.observe.console import Console
 from dapo.observe.curve import terminal_curve, terminal_losses, values_in_words
 from dapo.observe.evaluations import read_held_out
@@ -83,6 +84,9 @@ def summary(
         steps = Text(counted(rows[-1]["step"], "training step"))
         return Group(Text(), steps, Text(), supervised.loss_table(rows), Text(), *plot, Text())
     parts: list[RenderableType] = [Text(), outcome(rows, seconds, problems), Text()]
+    points = [point for row in rows if (point := accuracy_of(row, problems)) is not None]
+    if said := fallen_said(changes_by_value(points), points):
+        parts += [Text(said, style="yellow"), Text()]
     try:
         curve = terminal_curve(rows, width - 4, _HEIGHT)
     except (ImportError, OSError):  # plotext has a compiled part, which some platforms lack

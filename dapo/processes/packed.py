@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from dapo.processes.host_threads import Line, LineCall, answer_of, wait_for
 from dapo.processes.large_messages import Parts, packed, unpacked
+from dapo.processes.transport import Transport
 
 
 class HasLine(Protocol):
@@ -32,7 +33,7 @@ class Packed:
         return pickle.loads, (self.content,)
 
 
-class PackedTransport(ABC, Generic[H]):
+class PackedTransport(Transport, Generic[H]):
     """Keeps ``dapo.processes.transport.Transport`` but for ``start``, and for how hosts are ended."""
 
     def __init__(self) -> None:

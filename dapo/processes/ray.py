@@ -262,8 +262,7 @@ class RayHost:
 
 
 class RayTransport(PackedTransport[RayHost]):
-    """Keeps ``dapo.processes.transport.Transport``, ``FindsPlaces`` and ``CarriesFiles``. What a host has started is
-    killed before its actor is.
+    """Keeps ``dapo.processes.transport.Transport``. What a host has started is killed before its actor is.
 
     Args:
         places: of hosts, by their names; any other host may be anywhere and takes nothing.

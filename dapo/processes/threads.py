@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from dapo.processes.host_threads import Line, LineCall, answer_of, wait_for
-from dapo.processes.transport import HostSpec
+from dapo.processes.transport import HostSpec, Transport
 
 
 class ThreadHost:
@@ -48,7 +48,7 @@ class ThreadHost:
             return False, error
 
 
-class ThreadTransport:
+class ThreadTransport(Transport):
     """Keeps ``dapo.processes.transport.Transport``. A host's ``environment`` is not looked at: it is the driver's."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from dapo.errors import DapoError
+from dapo.errors import ClusterError, DapoError
 
 
 class HostLost(DapoError, RuntimeError):
@@ -31,12 +31,12 @@ Host = Any
 """A started host, to be handed back to its transport and not looked into."""
 
 SHARED_FOLDER = "dapo-carried-"
-"""How folders begin through which a transport carries files; see ``CarriesFiles``."""
+"""How folders begin through which a transport carries files; see ``Transport.collect``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """Files of a folder that have to be on the machine of the host that gets this; see ``CarriesFiles``.
+    """Files of a folder that have to be on the machine of the host that gets this; see ``Transport.collect``.
 
     As the ``cargo`` of a ticket that is an argument of a call, the transport lays them out before the call.
 
@@ -97,23 +97,17 @@ class Transport(Protocol):
     def close(self) -> None:
         """Kill every host that is left. May be called twice."""
 
-
-@runtime_checkable
-class FindsPlaces(Protocol):
-    """A transport whose hosts may wait, before they start, until a machine has a place for them."""
-
     def has_place(self, host: Host) -> bool:
-        """Whether one was found. A host that is slow to start has one."""
-
-
-@runtime_checkable
-class CarriesFiles(Protocol):
-    """A transport between whose hosts' machines files can travel, past the driver."""
+        """Return whether a machine has a place for a host, which may wait for one; a host that is slow to start has
+        one."""
+        return True
 
     def collect(self, hosts: Sequence[Host], folder: str) -> tuple[Any, ...]:
-        """Take the files of a folder from the machines of ``hosts``; return the parts of a ``Shipment``.
+        """Take the files of a folder from the machines of ``hosts``, past the driver; return the parts of a
+        ``Shipment``.
 
         Raises:
             HostLost: a host is gone.
-            ClusterError: they cannot be taken.
+            ClusterError: they cannot be taken, or no files travel between these hosts.
         """
+        raise ClusterError("no files travel between these hosts")

@@ -15,8 +15,9 @@ from dapo.config.load import LoadedRecipe
 from dapo.errors import AccuracyUnknown, DataError
 from dapo.loop.evaluation_metrics import UNKNOWN, by_set_of, result_of
 from dapo.observe.answer_lines import read_answers, write_answers
+from dapo.observe.columns import accuracy_by_value
 from dapo.observe.console import Console
-from dapo.observe.evaluation_table import AccuracyDifference, Shown, as_object, comparison, table
+from dapo.observe.evaluation_table import BY_VALUE, AccuracyDifference, Shown, as_object, comparison, table
 from dapo.observe.evaluations import held_out_of
 from dapo.observe.held_out import differences
 from dapo.observe.log import warnings_to
@@ -126,6 +127,8 @@ def shown_as(model: str, step: int | None, samples: int, result: EvaluationResul
     }
     keys = dict.fromkeys(key for metrics in sets.values() for key in metrics)
     mean = {key: result.metrics[f"validation/{key}"] for key in keys if f"validation/{key}" in result.metrics}
+    for value, accuracy in accuracy_by_value(held_out_of(result.responses)).items():
+        sets[value.set][f"{BY_VALUE}{value}"] = accuracy
     return Shown(model, step, samples, sets, mean, result.reasons)
 
 

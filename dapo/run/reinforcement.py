@@ -66,7 +66,7 @@ from dapo.system import core_count
 from dapo.types.batch import Prompt
 from dapo.types.evaluation import EvaluationProgress
 from dapo.types.model import ModelFacts
-from dapo.types.protocols import Engine, Learner, MayBeQuick, PromptStream, Recorder, Scorer
+from dapo.types.protocols import Engine, Learner, PromptStream, Recorder, Scorer
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16
@@ -363,7 +363,7 @@ def _verdict_lag(recipe: Recipe, scorer: Scorer) -> int:
     asked = recipe.algorithm.dynamic_sampling.verdict_lag
     if asked is not None:
         return asked
-    return 0 if isinstance(scorer, MayBeQuick) and scorer.quick else WORKER_VERDICT_LAG
+    return 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
 
 
 def longest_sequence(recipe: Recipe, data: PreparedData) -> int:

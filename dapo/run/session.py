@@ -14,6 +14,8 @@ import torch
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.deployment import Deployment
 from dapo.config.schema import Recipe
+from dapo.engines.pool import EnginePool
+from dapo.learner.driver import LearnerDriver
 from dapo.loop.method import Method
 from dapo.loop.stopping import Deadline
 from dapo.loop.trainer import Trainer
@@ -30,7 +32,7 @@ from dapo.system import memory_of
 from dapo.types.batch import Prompt
 from dapo.types.evidence import ClusterLost
 from dapo.types.model import ModelFacts
-from dapo.types.protocols import Engine, HasProcesses, Learner, ProcessState, Recorder
+from dapo.types.protocols import Engine, Learner, ProcessState, Recorder
 from dapo.weights.exchange import WeightExchange
 
 
@@ -73,7 +75,7 @@ class Session(Generic[P]):
     say: Callable[[str], None]
     closing: ExitStack  # whatever is to be ended, the newest first
     places: Places | None = None  # of ranks and engines on a cluster
-    started: Learner | None = None  # by ``learner``, most recently
+    started: LearnerDriver | None = None  # by ``learner``, most recently
 
     def learner(self, *, training: bool = True) -> Learner:
         """Start the learner; without ``training`` it is asked for nothing but its weights and log-probabilities."""
@@ -140,17 +142,17 @@ def processes_of(session: Session[Any], restarts: int = 0) -> Callable[[], list[
 
     ``restarts``: how often the learner was started again.
     """
-    learner, engine = session.started, session.parts.engine
-    apart = bool(session.parts.deployment.learner_hosts) and isinstance(learner, HasProcesses)
-    if not apart and not isinstance(engine, HasProcesses):
+    learner = session.started if session.parts.deployment.learner_hosts else None
+    engine = session.parts.engine
+    if learner is None and not isinstance(engine, EnginePool):
         return None
 
     def found() -> list[ProcessState]:
         here = os.uname().nodename
         processes = [ProcessState("driver", "driver", here, os.getpid(), memory_mib=memory_of(os.getpid()))]
-        if apart and isinstance(learner, HasProcesses):
+        if learner is not None:
             processes += [replace(rank, restarts=restarts) for rank in learner.processes()]
-        if isinstance(engine, HasProcesses):
+        if isinstance(engine, EnginePool):
             processes += engine.processes()
         return processes
 

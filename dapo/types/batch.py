@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.errors import HookError
+from dapo.types.codec import NOT_SAVED
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import Shares
 from dapo.types.extra import Extra, extra_problem
@@ -219,11 +220,11 @@ class Group:
     born: int = 0  # 1 + version of the engine's weights when it was dispatched: no token is older
     verdict: Verdict | None = None
     disposition: Disposition | None = None
-    # filled by the trainer, in the order of docs/algorithm.md
-    voters_G: BoolArray | None = None
-    penalties_G: NDArray[np.float64] | None = None
-    rewards_G: NDArray[np.float64] | None = None  # scaled + penalty; nan where unscored
-    advantages_G: NDArray[np.float64] | None = None  # 0 for non-voters
+    # filled by the trainer, in the order of docs/algorithm.md; computed anew when a group of a checkpoint trains
+    voters_G: BoolArray | None = field(default=None, metadata=NOT_SAVED)
+    penalties_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)
+    rewards_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)  # scaled + penalty; nan: unscored
+    advantages_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)  # 0 for non-voters
 
     def accuracies(self) -> NDArray[np.float64]:
         """Accuracy of each response, nan where unscored."""

@@ -188,17 +188,6 @@ class EngineGroup(Protocol):
         """``cluster/...``, since it was asked last."""
 
 
-@runtime_checkable
-class HasProcesses(Protocol):
-    """An engine or a learner whose work is done by other processes.
-
-    Example: ``dapo.engines.pool.EnginePool``.
-    """
-
-    def processes(self) -> Sequence[ProcessState]:
-        """Return the processes as they are now, with their turns since the last call."""
-
-
 class Learner(Protocol):
     """Owns the policy and its optimiser, here or elsewhere: calls that compute answer with a handle.
 
@@ -223,6 +212,13 @@ class Learner(Protocol):
         policy's own are untouched.
         """
 
+    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+        """Return how far rounding moves each response token's log-probability, nats, all rows in one array.
+
+        The model's own forward pass, as transformers has it, runs in its type and in a wider one. None where that
+        cannot be measured.
+        """
+
     def publish(self, version: int) -> Ticket:
         """Lay the present weights out for an engine to load."""
 
@@ -243,25 +239,11 @@ class Learner(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class KnowsRounding(Protocol):
-    """A learner that measures what its precision costs.
-
-    Example: ``dapo.learner.driver.LearnerDriver``.
-    """
-
-    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
-        """Return how far rounding moves each response token's log-probability, nats, all rows in one array.
-
-        The model's own forward pass, as transformers has it, runs in its type and in a wider one. None where that
-        cannot be measured.
-        """
-
-
 class Scorer(Protocol):
     """Score responses, at once or in worker processes. Every submitted key comes back exactly once.
 
-    A scorer may also be ``MayBeQuick``.
+    A scorer may have an attribute ``quick``. True: a score is ready so soon that the collector may wait for it at once,
+    which is then the default of ``dynamic_sampling.verdict_lag``.
 
     Example: ``dapo.rewards.compose.CompositeScorer``.
     """
@@ -273,18 +255,6 @@ class Scorer(Protocol):
         pending)."""
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class MayBeQuick(Protocol):
-    """Say whether a scorer is quick, which decides the default of ``dynamic_sampling.verdict_lag``.
-
-    Example: ``dapo.rewards.compose.CompositeScorer``.
-    """
-
-    @property
-    def quick(self) -> bool:
-        """Return whether a score is ready so soon that the collector may wait for it at once."""
 
 
 class PromptStream(Protocol):

@@ -14,7 +14,7 @@ from transport_contract import CHECKS, Subject
 from dapo.errors import ClusterError
 from dapo.processes.placement import Bundle, Plan
 from dapo.processes.ray_head import OwnCluster
-from dapo.processes.transport import FindsPlaces, HostLost, HostSpec
+from dapo.processes.transport import HostLost, HostSpec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
 
@@ -50,7 +50,6 @@ def test_what_a_host_prints_is_in_its_file_and_its_machine_is_known(transport, t
     other = transport.start(HostSpec("engine-2", Desk))
     transport.get(transport.call(other, "process"))
     assert transport.where() == {"engine-2": os.uname().nodename}
-    assert isinstance(transport, FindsPlaces)
     assert transport.has_place(other)
 
 

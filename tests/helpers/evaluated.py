@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ def evaluation(
     cut: int = 0,
     read: bool = True,
     order: Sequence[int] | None = None,
+    columns: Sequence[Mapping[str, Any]] = (),
 ) -> list[Evaluated]:
     """Return the responses of an evaluation.
 
@@ -29,11 +31,13 @@ def evaluation(
         cut: responses that reached the limit, from the beginning.
         read: the verifier names the answers that it reads.
         order: in which the problems stand in the data.
+        columns: further columns of the data, by problem.
     """
     made = []
     for place, problem in enumerate(order or range(len(right))):
         text = f"problem {first + problem}"
-        prompt = Prompt(content_id(text), text, np.array([1]), text, str(first + problem), name)
+        extra = columns[problem] if columns else {}
+        prompt = Prompt(content_id(text), text, np.array([1]), text, str(first + problem), name, extra)
         for sample, accuracy in enumerate(right[problem]):
             values = {} if accuracy is None else {"accuracy": accuracy}
             score = Score(values, accuracy, answer="7" if read else None, reason="crash" if accuracy is None else None)

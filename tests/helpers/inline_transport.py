@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.processes.transport import HostLost, HostSpec
+from dapo.processes.transport import HostLost, HostSpec, Transport
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +32,7 @@ class InlineCall:
     error: Exception | None = None
 
 
-class InlineTransport:
+class InlineTransport(Transport):
     """Keeps ``dapo.processes.transport.Transport``. A host's ``environment`` is not looked at: it is the driver's."""
 
     def __init__(self) -> None:

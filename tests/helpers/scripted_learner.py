@@ -84,6 +84,9 @@ class ScriptedLearner:
         log_p = self._log_p() if of == "policy" else self._reference
         return Done([self._of(log_p, row) for row in rows])
 
+    def rounding(self, rows: Sequence[HasTokens]) -> None:
+        """Its numbers are exact."""
+
     def publish(self, version: int) -> Ticket:
         self._asked("publish")
         self._weights_moved = False

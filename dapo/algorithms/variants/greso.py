@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from dapo.types.codec import NOT_SAVED
+
 LEAST, MOST, STEP, START = 0.05, 0.95, 0.01, 0.5
 """Bounds and step of the exploration probabilities, and their start."""
 LEAST_EXPLORATION = 0.01
@@ -9,18 +13,13 @@ EASY_SHARE = 1 / 3
 """Part of the target share of zero-variance groups that may be all correct; the rest may be all wrong."""
 
 
+@dataclass(slots=True)
 class Greso:
-    """Keep the two exploration probabilities: of prompts whose groups are all correct, and all wrong.
+    """Keep the two exploration probabilities: of prompts whose groups are all correct, and all wrong."""
 
-    Attributes:
-        p_easy: of the easy ones, for each visit in a row without variance.
-        p_hard: of the hard ones.
-    """
-
-    def __init__(self, target: float) -> None:
-        """Begin at ``START``; ``target`` is the share of zero-variance groups aimed at."""
-        self.target = target
-        self.p_easy = self.p_hard = START
+    target: float = field(default=0.0, metadata=NOT_SAVED)  # share of zero-variance groups aimed at
+    p_easy: float = START  # of the easy prompts, for each visit in a row without variance
+    p_hard: float = START  # of the hard ones
 
     def explore(self, streak: int, pass_rate: float) -> float:
         """Return the probability with which a prompt is taken when its turn comes.
@@ -41,14 +40,6 @@ class Greso:
         """
         self.p_easy = _moved(self.p_easy, easy > EASY_SHARE * self.target)
         self.p_hard = _moved(self.p_hard, hard > (1 - EASY_SHARE) * self.target)
-
-    def state(self) -> dict[str, float]:
-        """Return both probabilities, for a checkpoint."""
-        return {"p_easy": self.p_easy, "p_hard": self.p_hard}
-
-    def load(self, p_easy: float, p_hard: float) -> None:
-        """Take over both probabilities."""
-        self.p_easy, self.p_hard = p_easy, p_hard
 
 
 def _moved(probability: float, down: bool) -> float:

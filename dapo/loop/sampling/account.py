@@ -11,6 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from dapo.algorithms.diagnostics import length_quantiles
 from dapo.config.schema import DynamicSampling
 from dapo.errors import NothingScored, SamplingStopped
 from dapo.types.batch import MODEL, Completion, Group, Key, Metrics, Score
+from dapo.types.codec import NOT_SAVED, fill
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import ENGINE, Example, Met, Shares, StopEvidence, UnscoredEvidence, cause_of
 
@@ -51,73 +53,64 @@ ADDITIVE = (
 """Counts of a step that add up over steps; each has a running total ``total/<key>``, saved in checkpoints."""
 
 
+def _zeros() -> dict[str, float]:
+    return dict.fromkeys(ADDITIVE, 0)
+
+
+@dataclass(slots=True)
 class Account:
     """Keep the counts of one step and running totals. What happens between two steps counts for the second."""
 
-    def __init__(self) -> None:
-        self.totals: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
-        self._warned: set[str] = set()  # kinds of verifier failures that were reported
-        self.barren: Counter[str] = Counter()  # reasons of all unscored responses since the last step that scored any
-        self.scored = 0
-        self.clear()
-        self._engine_before: Metrics = {}
+    totals: dict[str, float] = field(default_factory=_zeros)
+    count: dict[str, float] = field(default_factory=_zeros)
+    barren: Counter[str] = field(default_factory=Counter)
+    """Reasons of all unscored responses since the last step that scored any."""
+    unscored: Counter[str] = field(default_factory=Counter)  # responses of the groups judged in this step, by reason
+    scored: int = 0
+    answered: int = 0
+    truncated: int = 0
+    correct: float = 0.0  # accuracy, summed over scored responses
+    groups: list[Group] = field(default_factory=list, metadata=NOT_SAVED)  # judged in this step
+    settled: list[Group] = field(default_factory=list, metadata=NOT_SAVED)
+    """Groups whose fate was decided in this step, whenever they were judged."""
+    warned: set[str] = field(default_factory=set, metadata=NOT_SAVED)  # kinds of verifier failures that were reported
+    engine_before: Metrics = field(default_factory=dict, metadata=NOT_SAVED)  # its counts when the step began
 
     def clear(self) -> None:
         """Forget a step whose counts ``end`` added to the totals."""
         if self.scored:
             self.barren.clear()
-        self.count: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
-        self.scored = self.answered = self._truncated = 0
-        self._accuracy = 0.0  # summed over scored responses
-        self.unscored: Counter[str] = Counter()  # responses of the groups judged in this step, by reason
-        self.groups: list[Group] = []  # judged in this step
-        self.settled: list[Group] = []  # whose fate was decided in this step, whenever they were judged
+        self.count, self.unscored, self.groups, self.settled = _zeros(), Counter(), [], []
+        self.scored = self.answered = self.truncated = 0
+        self.correct = 0.0
 
     def begin(self, engine_stats: Metrics) -> None:
         """Begin a step; ``engine_stats`` is what the engine has counted before it."""
-        self._engine_before = dict(engine_stats)
+        self.engine_before = dict(engine_stats)
 
-    def end(self, engine_stats: Metrics) -> dict[str, float]:
+    def of_step(self, engine_stats: Metrics) -> Metrics:
+        """Return what the engine has counted in this step."""
+        return {key: value - self.engine_before.get(key, 0.0) for key, value in engine_stats.items()}
+
+    def end(self, engine_stats: Metrics) -> Metrics:
         """End the step, also one given up: add its counts to the totals. Returns the engine's counts of the step."""
-        engine = {k: v - self._engine_before.get(k, 0.0) for k, v in engine_stats.items()}
+        engine = self.of_step(engine_stats)
         for name in ("decode_steps", "prefill_tokens"):
             self.count[f"sampling/{name}"] = engine.get(name, 0)
         for key in ADDITIVE:
             self.totals[key] += self.count[key]
         return engine
 
-    def state(self) -> dict[str, dict[str, float]]:
-        """Return totals, and what happened after the last step ended (an asynchronous driver's ``pause``)."""
-        return {"totals": dict(self.totals), "count": {k: v for k, v in self.count.items() if v}}
-
-    def load(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Continue from ``state()``."""
-        self.totals |= state["totals"]
-        self.count |= state["count"]
-
-    def step_state(self, engine_stats: Metrics) -> dict[str, Any]:
-        """Return what ``state`` lacks in the middle of a step, apart from the step's groups."""
-        return {
-            "scored": self.scored,
-            "answered": self.answered,
-            "truncated": self._truncated,
-            "accuracy": self._accuracy,
-            "unscored": dict(self.unscored),
-            "barren": dict(self.barren),
-            "engine": {key: value - self._engine_before.get(key, 0.0) for key, value in engine_stats.items()},
-        }
-
-    def load_step(self, state: Mapping[str, Any], engine_stats: Metrics) -> None:
-        """Go on in the middle of a step, with an engine that has counted ``engine_stats`` by now."""
-        self.scored, self.answered = state["scored"], state["answered"]
-        self._truncated, self._accuracy = state["truncated"], state["accuracy"]
-        self.unscored, self.barren = Counter(state["unscored"]), Counter(state["barren"])
-        self._engine_before = {key: engine_stats.get(key, 0.0) - value for key, value in state["engine"].items()}
+    def load(self, state: Any, of_step: Metrics, engine_stats: Metrics) -> None:
+        """Go on from the tree of an account and its ``of_step``, with an engine that has counted ``engine_stats``."""
+        fill(self, state)
+        self.totals, self.count = _zeros() | self.totals, _zeros() | self.count
+        self.engine_before = {key: engine_stats.get(key, 0.0) - value for key, value in of_step.items()}
 
     def leave_out(self, before: Metrics, after: Metrics) -> None:
         """Leave out the engine's work between two looks at its counters: it was no work for the batch."""
         for key, value in after.items():
-            self._engine_before[key] = self._engine_before.get(key, 0.0) + value - before.get(key, 0.0)
+            self.engine_before[key] = self.engine_before.get(key, 0.0) + value - before.get(key, 0.0)
 
     # ------------------------------------------------------------------ what happened
 
@@ -133,7 +126,7 @@ class Account:
     def judged(self, group: Group) -> None:
         """Count a group that has its verdict, and its responses."""
         self.groups.append(group)
-        self._truncated += sum(c.truncated for c in group.completions_G)
+        self.truncated += sum(c.truncated for c in group.completions_G)
         self.count["groups/finished"] += 1
         self.count[f"groups/{group.verdict}"] += 1
         self.count["sampling/responses"] += len(group.completions_G)
@@ -148,12 +141,12 @@ class Account:
         if score.reason is None:
             self.scored += 1
             self.answered += score.answer is not None
-            self._accuracy += score.values["accuracy"]
+            self.correct += score.values["accuracy"]
             return
         reason = _first_line(score.reason)
         kind = reason.split(":")[0]
-        if kind not in self._warned:
-            self._warned.add(kind)
+        if kind not in self.warned:
+            self.warned.add(kind)
             log.warning(
                 "response %d of group %d could not be scored: %s. More failures of this kind are only counted "
                 "(reward/unscored in metrics.jsonl, column `unscored` in rollouts/).",
@@ -208,11 +201,11 @@ class Account:
 
     def accuracy(self) -> float:
         """Return the mean accuracy of the responses scored in this step; 0 when there is none."""
-        return self._accuracy / max(1, self.scored)
+        return self.correct / max(1, self.scored)
 
     def truncated_share(self) -> float:
         """Return the share of responses judged in this step that the engine ended for length."""
-        return self._truncated / max(1.0, self.count["sampling/responses"])
+        return self.truncated / max(1.0, self.count["sampling/responses"])
 
     def finished_groups(self, batch: Sequence[Group]) -> list[Group]:
         """Return the groups judged or ended in this step, the batch included, each once, ordered by id."""

@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -26,21 +26,12 @@ from dapo.algorithms.algorithm import Algorithm
 from dapo.config.schema import DynamicSampling
 from dapo.errors import EngineError, RunStuck, SamplingStopped
 from dapo.loop.sampling.account import Account, source_metrics, stopped
-from dapo.loop.sampling.groups import (
-    OpenGroup,
-    Scores,
-    copies,
-    divide,
-    expired,
-    group_state,
-    load_group,
-    load_open_group,
-    open_group_state,
-)
+from dapo.loop.sampling.groups import OpenGroup, Scores, copies, divide, expired
 from dapo.loop.sampling.prompts import PromptHistory, PromptSelector, Refill, in_time, is_full
 from dapo.loop.sampling.rollouts import Response, Rollouts
 from dapo.metrics.phases import Phases
 from dapo.types.batch import Group, Metrics, SamplingParams, StepBatch
+from dapo.types.codec import fill, from_tree, to_tree
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import Awaited, CollectProgress, Shares, StuckEvidence, hopeless_of
 from dapo.types.protocols import PromptStream
@@ -158,7 +149,6 @@ class StreamingCollector:
         self.next_group = 0
         self.open: dict[int, OpenGroup] = {}
         self.kept: list[Group] = []
-        self.rejected: list[Group] = []  # of this step, for ``cap.then: fill``
         self.carried = 0  # groups held when the step began
         self.given_up: Exception | None = None  # why the present step has no batch
         self.abandoned: list[Group] = []  # judged or ended in it: the totals have them, and no step will
@@ -244,7 +234,6 @@ class StreamingCollector:
         self.step, self.begun = step, True
         self.account.begin(self.engine.stats())
         self.carried = len(self.kept) + len(self.open)
-        self.rejected = []
         self.refill.begin()
         if self.settings.on_max_age == "drop":
             self._expire()
@@ -338,14 +327,16 @@ class StreamingCollector:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state()`` of a collector with the same recipe."""
-        self.next_group = state["next_group"]
-        self.refill.load(state["estimate"])
+        self.step, self.begun = state["step"], state["begun"]
+        self.next_group, self.carried = state["next_group"], state["carried"]
+        fill(self.refill, state["refill"])
         self.selector.load(state)
-        self.kept = [load_group(tree) for tree in state["kept"]]
-        self.open = {tree["id"]: load_open_group(tree) for tree in state["open"]}
-        self.account.load(state["account"])
-        if begun := state.get("begun"):
-            self._load_begun(begun)
+        self.kept = from_tree(list[Group], state["kept"])
+        self.open = {group.id: group for group in from_tree(list[OpenGroup], state["open"])}
+        self.account.load(state["account"], state["engine"], self.engine.stats())
+        groups = {group.id: group for group in [*self.kept, *from_tree(list[Group], state["others"])]}
+        self.account.groups = [groups[number] for number in state["judged"]]
+        self.account.settled = [groups[number] for number in state["settled"]]
         self._restored = True
 
     @property
@@ -491,8 +482,6 @@ class StreamingCollector:
         else:
             group.disposition = Disposition.DISCARDED
             self.account.disposed(group, "rejected")
-            if self.settings.cap.then == "fill":
-                self.rejected.append(group)
         self._tell()
 
     # ------------------------------------------------------------------ the end of a step
@@ -520,8 +509,8 @@ class StreamingCollector:
             seen = dataclasses.replace(self._shares(), hopeless=hopeless)
             raise stopped(self.account, settings, len(self.kept), seen)
         if settings.cap.then == "fill":
-            young = [g for g in self.rejected if self.step - g.born <= settings.max_age]
-            usable = [g for g in young if g.verdict is not Verdict.TOO_FEW_SCORED]
+            young = [g for g in self.account.groups if self.step - g.born <= settings.max_age]
+            usable = [g for g in young if g.verdict not in (Verdict.KEPT, Verdict.TOO_FEW_SCORED)]
             for group in usable[:missing]:
                 group.disposition = Disposition.FILLED
                 self.account.filled(group)
@@ -619,48 +608,22 @@ class StreamingCollector:
     # ------------------------------------------------------------------ what a checkpoint has
 
     def _state(self) -> dict[str, Any]:
-        selected = self.selector.state()
+        account, selected = self.account, self.selector.state()
+        kept = {group.id for group in self.kept}
+        others = {group.id: group for group in [*account.groups, *account.settled] if group.id not in kept}
         return {
-            "next_group": self.next_group,
-            "estimate": self.refill.state(),
             **selected,
             "stream": deepcopy(selected["stream"]),  # a stream of the user's may return what it goes on with
-            "kept": [group_state(group) for group in self.kept],
-            "open": [open_group_state(group) for group in self.open.values()],
-            "account": self.account.state(),
-            # the last step of a run that overlaps has no step beside it: groups that end then count for the next one
-            **({"begun": self._begun_state()} if self.begun or self.account.groups else {}),
-        }
-
-    def _begun_state(self) -> dict[str, Any]:
-        """Return what a step in its middle needs to end with the batch and the counts that it would have had."""
-        account = self.account
-        kept = {group.id for group in self.kept}
-        others = {g.id: g for g in [*account.groups, *account.settled, *self.rejected] if g.id not in kept}
-        return {
             "step": self.step,
             "begun": self.begun,
+            "next_group": self.next_group,
             "carried": self.carried,
-            "skipped": self.selector.skipped,
-            "groups": [group_state(group) for group in others.values()],
-            "rejected": _ids(self.rejected),
-            "judged": _ids(account.groups),
-            "settled": _ids(account.settled),
-            "account": account.step_state(self.engine.stats()),
-            "refill": self.refill.begins,
+            "refill": to_tree(self.refill),
+            "kept": to_tree(self.kept),
+            "open": to_tree(list(self.open.values())),
+            "others": to_tree(list(others.values())),  # of this step; every group is one object, here and once loaded
+            "judged": [group.id for group in account.groups],
+            "settled": [group.id for group in account.settled],
+            "account": to_tree(account),
+            "engine": account.of_step(self.engine.stats()),
         }
-
-    def _load_begun(self, state: Mapping[str, Any]) -> None:
-        """Continue in the middle of a step, after the rest was loaded. Every group is one object, as it was."""
-        account = self.account
-        groups = {group.id: group for group in [*self.kept, *map(load_group, state["groups"])]}
-        self.step, self.begun, self.carried = state["step"], state.get("begun", True), state["carried"]
-        self.selector.skipped, self.refill.begins = state["skipped"], state["refill"]
-        self.rejected = [groups[number] for number in state["rejected"]]
-        account.groups = [groups[number] for number in state["judged"]]
-        account.settled = [groups[number] for number in state["settled"]]
-        account.load_step(state["account"], self.engine.stats())
-
-
-def _ids(groups: Iterable[Group]) -> list[int]:
-    return [group.id for group in groups]

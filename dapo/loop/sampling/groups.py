@@ -1,8 +1,7 @@
 """Follow a group from its dispatch to its use: while it is open, while it is scored, and when a batch is taken.
 
 ``OpenGroup`` is a group on its way, ``Scores`` decides when its scores take effect, ``divide``, ``expired`` and
-``copies`` say which kept groups train, wait, leave or are used twice. The last part turns groups into plain trees of
-numbers, strings and arrays, for checkpoints.
+``copies`` say which kept groups train, wait, leave or are used twice.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -20,11 +18,9 @@ from dapo.errors import RewardError
 from dapo.loop.sampling.account import Account
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.metrics.phases import Phases
-from dapo.types.batch import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score, Turn
-from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.batch import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score
+from dapo.types.enums import Disposition
 from dapo.types.seeds import COPIES, TRAINING, derive_seed, derive_seeds
-
-Tree = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -51,7 +47,8 @@ class OpenGroup:
     @classmethod
     def new(cls, number: int, prompt: Prompt, born: int, size: int) -> OpenGroup:
         """Make a group that is about to be dispatched."""
-        return cls(number, prompt, born, [empty_partial()] * size, [None] * size, [None] * size)
+        empty = Partial(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32))
+        return cls(number, prompt, born, [empty] * size, [None] * size, [None] * size)
 
     def tokens(self) -> int:
         """Count the sampled tokens held here; those that still decode are not known before the response ends."""
@@ -264,136 +261,3 @@ def copies(batch: Sequence[Group], prompts_per_step: int, *, first_id: int, seed
         for group in order[: missing - len(made)]:
             made.append(dataclasses.replace(group, id=first_id + len(made), disposition=Disposition.COPIED))
     return made
-
-
-# ---------------------------------------------------------------------- trees for checkpoints
-
-
-def prompt_state(prompt: Prompt) -> Tree:
-    return {
-        "id": prompt.id,
-        "text": prompt.text,
-        "token_ids": prompt.token_ids,
-        "problem": prompt.problem,
-        "answer": prompt.answer,
-        "source": prompt.source,
-        "extra": dict(prompt.extra),
-        **({} if prompt.chat is None else {"chat": dict(prompt.chat)}),
-    }
-
-
-def load_prompt(state: Tree) -> Prompt:
-    return Prompt(**state)
-
-
-def completion_state(completion: Completion) -> Tree:
-    return {
-        "token_ids": completion.token_ids,
-        "logprobs": completion.logprobs,
-        "versions": completion.versions,
-        "finish": completion.finish.value,
-        "text": completion.text,
-        "generated": completion.generated,
-        "extra": dict(completion.extra),
-        **({} if completion.thinking is None else _thought(completion)),
-        **({} if completion.ended is None else _episode(completion)),
-    }
-
-
-def _thought(completion: Completion) -> Tree:
-    return {"answer": completion.answer, "thinking": completion.thinking, "closed": completion.closed}
-
-
-def _episode(completion: Completion) -> Tree:
-    turns = [turn_state(turn) for turn in completion.turns]
-    told = {"turns": turns, "ended": completion.ended, "scores": dict(completion.scores)}
-    return {**told, "answer": completion.answer}
-
-
-def load_completion(state: Tree) -> Completion:
-    turns = tuple(load_turn(tree) for tree in state.get("turns", ()))
-    return Completion(**{**state, "finish": FinishReason(state["finish"]), "turns": turns})
-
-
-def turn_state(turn: Turn) -> Tree:
-    state = {**dataclasses.asdict(turn), "calls": list(turn.calls), "messages": list(turn.messages)}
-    absent = [name for name in ("prompt_ids", "asked") if state[name] is None]
-    return {name: value for name, value in state.items() if name not in absent}
-
-
-def load_turn(state: Tree) -> Turn:
-    return Turn(**{**state, "calls": tuple(state["calls"]), "messages": tuple(state.get("messages", ()))})
-
-
-def score_state(score: Score) -> Tree:
-    return {"values": dict(score.values), "reward": score.reward, "reason": score.reason, "answer": score.answer}
-
-
-def load_score(state: Tree) -> Score:
-    return Score(**state)
-
-
-def partial_state(partial: Partial) -> Tree:
-    return {
-        "token_ids": partial.token_ids,
-        "logprobs": partial.logprobs,
-        "versions": partial.versions,
-        "generated": partial.generated,
-        **({"turns": [turn_state(turn) for turn in partial.turns]} if partial.turns else {}),
-        "extra": dict(partial.extra),
-    }
-
-
-def load_partial(state: Tree) -> Partial:
-    return Partial(**{**state, "turns": tuple(load_turn(tree) for tree in state.get("turns", ()))})
-
-
-def empty_partial() -> Partial:
-    return Partial(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32))
-
-
-def group_state(group: Group) -> Tree:
-    """Return the tree of a finished group. Shaped rewards and advantages are computed anew when it trains."""
-    return {
-        "id": group.id,
-        "prompt": prompt_state(group.prompt),
-        "completions": [completion_state(c) for c in group.completions_G],
-        "scores": [score_state(s) for s in group.scores_G],
-        "born": group.born,
-        "verdict": group.verdict.value if group.verdict else None,
-        "disposition": group.disposition.value if group.disposition else None,
-    }
-
-
-def load_group(state: Tree) -> Group:
-    return Group(
-        id=state["id"],
-        prompt=load_prompt(state["prompt"]),
-        completions_G=[load_completion(c) for c in state["completions"]],
-        scores_G=[load_score(s) for s in state["scores"]],
-        born=state["born"],
-        verdict=Verdict(state["verdict"]) if state["verdict"] else None,
-        disposition=Disposition(state["disposition"]) if state["disposition"] else None,
-    )
-
-
-def open_group_state(group: OpenGroup) -> Tree:
-    return {
-        "id": group.id,
-        "prompt": prompt_state(group.prompt),
-        "born": group.born,
-        "partials": [partial_state(p) for p in group.partials_G],
-        "completions": [None if c is None else completion_state(c) for c in group.completions_G],
-        "scores": [None if s is None else score_state(s) for s in group.scores_G],
-    }
-
-
-def load_open_group(state: Tree) -> OpenGroup:
-    return OpenGroup(
-        id=state["id"],
-        prompt=load_prompt(state["prompt"]),
-        born=state["born"],
-        partials_G=[load_partial(p) for p in state["partials"]],
-        completions_G=[None if c is None else load_completion(c) for c in state["completions"]],
-        scores_G=[None if s is None else load_score(s) for s in state["scores"]],
-    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from dapo.algorithms.variants.greso import Greso
 from dapo.config.schema import DynamicSampling, Selection
 from dapo.types.batch import BoolArray, Group, Prompt
+from dapo.types.codec import NOT_SAVED, fill, to_tree
 from dapo.types.enums import Verdict
 from dapo.types.protocols import HasLevels, HasPasses, HasSources, LearnsAccuracy, PromptStream
 from dapo.types.seeds import SELECTION, derive_seed
@@ -114,7 +115,7 @@ class PromptSelector:
 
     def __init__(self, stream: PromptStream, history: PromptHistory, settings: Selection, run_seed: int) -> None:
         self.stream, self.history, self.settings, self.run_seed = stream, history, settings, run_seed
-        self.greso = Greso(0.0 if settings.greso is None else settings.greso.target)  # not asked while it is off
+        self.greso = Greso() if settings.greso is None else Greso(settings.greso.target)  # not asked while it is off
         self.draws = 0
         self.skipped = 0  # since ``end_step``
         self._data_ended = False
@@ -208,23 +209,22 @@ class PromptSelector:
             )
 
     def state(self) -> dict[str, Any]:
-        own = {
-            **self.greso.state(),
+        return {
+            "stream": self.stream.state(),
+            "history": self.history.state() | {"greso": to_tree(self.greso), "size": self.stream.size},
             "draws": self.draws,
+            "skipped": self.skipped,
             "all_retired": self._all_retired,
-            "size": self.stream.size,
         }
-        return {"stream": self.stream.state(), "history": self.history.state() | own}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.stream.load(state["stream"])
-        history = state["history"]
-        self.history.load(history)
-        self.greso.load(history["p_easy"], history["p_hard"])
-        self.draws = history["draws"]
+        self.history.load(state["history"])
+        fill(self.greso, state["history"]["greso"])
+        self.draws, self.skipped = state["draws"], state["skipped"]
         # with other settings than before, prompts may come back
         still = self._never_reviews and all(map(self.is_retired, self.history.records.values()))
-        self._all_retired = history["all_retired"] and still
+        self._all_retired = state["all_retired"] and still
 
     def _worth_it(self, record: PromptRecord | None) -> bool:
         self.draws += 1
@@ -233,29 +233,31 @@ class PromptSelector:
         return derive_seed(self.run_seed, SELECTION, self.draws) / 2**63 < explore
 
 
+@dataclass(slots=True)
 class Refill:
     """Decide how many groups to dispatch: the deficit of the batch over a running acceptance estimate."""
 
-    def __init__(self, settings: DynamicSampling, prompts_per_step: int) -> None:
-        self.settings, self.prompts_per_step = settings, prompts_per_step
-        self._accepted, self._judged = 0.0, 0.0
-        self.begins = True  # nothing was asked in this step
+    settings: DynamicSampling = field(metadata=NOT_SAVED)
+    prompts_per_step: int = field(metadata=NOT_SAVED)
+    begins: bool = True  # nothing was asked in this step
+    accepted: float = 0.0  # groups that were kept, of
+    of: float = 0.0  # groups that were judged; those of earlier steps count less
 
     def begin(self) -> None:
         """Begin a step: groups judged before it count less in the estimate."""
         self.begins = True
-        self._accepted *= ACCEPTANCE_MEMORY
-        self._judged *= ACCEPTANCE_MEMORY
+        self.accepted *= ACCEPTANCE_MEMORY
+        self.of *= ACCEPTANCE_MEMORY
 
     def judged(self, accepted: bool) -> None:
         """Take in whether a group was kept."""
-        self._judged += 1.0
-        self._accepted += accepted
+        self.of += 1.0
+        self.accepted += accepted
 
     @property
     def acceptance(self) -> float:
         """Return the running estimate of the share of groups that are kept; 1 before anything was judged."""
-        return max(LOWEST_ACCEPTANCE, (self._accepted + 1.0) / (self._judged + 1.0))
+        return max(LOWEST_ACCEPTANCE, (self.accepted + 1.0) / (self.of + 1.0))
 
     def wanted(self, kept: int, under_way: int, free: int, dispatched: int, carried: int, lag: int = 0) -> int:
         """Return how many groups to dispatch now.
@@ -302,12 +304,6 @@ class Refill:
         if settings.surplus == "carry" and settings.on_max_age == "wait":
             wanted = min(wanted, prompts * (settings.max_age - lag + 1) - kept - under_way)
         return wanted
-
-    def state(self) -> list[float]:
-        return [self._accepted, self._judged]
-
-    def load(self, state: list[float]) -> None:
-        self._accepted, self._judged = state
 
 
 def least_kept(settings: DynamicSampling, prompts_per_step: int) -> int:

@@ -6,6 +6,7 @@ import math
 
 from dapo.data.load import FEW_HELD_OUT, MANY_PASSES, few_held_out, many_passes
 from dapo.metrics.glossary import lookup
+from dapo.observe.columns import changes_by_value, fallen_said
 from dapo.observe.commands import export_said
 from dapo.observe.held_out import AccuracyPoint, Moved, chance_between, moved
 from dapo.observe.text import clean, number, percent, sentence, shorten
@@ -17,7 +18,7 @@ FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 MANY, LUCK = 8, 1.5
 """Evaluations from which the best one is the luckiest of many, and by how much wider the interval is then taken."""
 MOVED = 0.05
-"""Change of training accuracy that counts."""
+"""Change of an accuracy that counts."""
 REWARD_UP = 0.1
 """Rise of the reward, in shares of what it was or of the least of 1."""
 MOST_EVALUATIONS, SURE = 5, 0.05
@@ -224,6 +225,18 @@ def _moved_said(one: Moved, names: dict[tuple[str, str], str]) -> str:
     return f"{shorten(clean(said, newlines=False), 100)} ({rights})"
 
 
+def part_fell(facts: Facts) -> Finding | None:
+    """Compare the first and the last evaluation on the problems of each value of a column of the data."""
+    found = facts.evaluations
+    changes = changes_by_value(found)
+    if not (said := fallen_said(changes, found)):
+        return None
+    much = any(one.fell and one.before - one.after >= MOVED for one in changes)
+    keys = ["validation/accuracy", "train/entropy"]
+    title = "Held-out accuracy falls on a part of the data"
+    return Finding("warn" if much else "note", title, said, found[0].step, found[-1].step, keys)
+
+
 def passes(facts: Facts) -> Finding | None:
     """Doubt a run that has taken each training problem many times."""
     prompts, each = count_prompts(facts.run), facts.setting("rollout.prompts_per_step", 0)
@@ -320,6 +333,16 @@ RULES = (
         "Read its answers to them. Train on more problems of that kind, raise algorithm.clip.high, lower "
         "learner.learning_rate, or take an earlier checkpoint.",
         given_up,
+    ),
+    Rule(
+        "part_fell",
+        "held-out accuracy on the problems that share a value of a column of the data (2 to 12 values) below the first "
+        "evaluation's, by more than the interval of the difference, which allows for the number of values (a warning "
+        f"from {100 * MOVED:g} points)",
+        "The model gives up a kind of problem, which accuracy over all problems hides.",
+        "Read its answers to these problems. Train on more of them (data.train.N.weight), raise algorithm.clip.high, "
+        "lower learner.learning_rate, or take an earlier checkpoint.",
+        part_fell,
     ),
     Rule(
         "passes",

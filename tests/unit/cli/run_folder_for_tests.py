@@ -35,9 +35,7 @@ def make_history(rows: Mapping[str, tuple[int, ...]], size: int, **extra: Any) -
         "ids": list(rows),
         "verdicts": VERDICTS,
         **columns,
-        "p_easy": 0.5,
-        "p_hard": 0.5,
-        "draws": 9,
+        "greso": {"p_easy": 0.5, "p_hard": 0.5},
         "size": size,
         **extra,
     }

@@ -168,7 +168,7 @@ def test_sources_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_retired_and_skipped_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = make_prompts(10)
     settings = {"algorithm": {"dynamic_sampling": {"selection": {"retire": {"at": 0.75, "review": 0.1}, "greso": {}}}}}
-    known = history(prompts, p_easy=0.25, p_hard=0.75)
+    known = history(prompts, greso={"p_easy": 0.25, "p_hard": 0.75})
     text = told(capsys, make_run(tmp_path / "r", prompts=prompts, history=known, settings=settings, rows=[step_row(3)]))
     assert (
         "3 of them are retired (pass rate of the last visit at least 75%); one in 10 of their turns is a review" in text
@@ -433,3 +433,17 @@ def test_a_later_step_that_does_not_starve_leaves_the_word_to_the_steps_that_are
     assert "groups judged in the last 2 steps" in told(capsys, run)
     writer.doing("", CollectProgress(3, 0, 4, 40, Shares(all_wrong=1.0, judged=40), cap_groups=80.0))
     assert "40 groups judged in step 3, which is not done" in told(capsys, run)
+
+
+def test_held_out_accuracy_by_the_columns_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"step": 0, "validation/accuracy": 0.5}, step_row(1), {**step_row(2), "validation/accuracy": 0.5}]
+    run = make_run(tmp_path / "r", rows=rows)
+    (run / "evaluations").mkdir()
+    columns = [{"operation": HOSTILE[:40] if n < 30 else "times"} for n in range(60)]
+    for step, right in ((0, [[1.0, 0.0]] * 60), (2, [[1.0, 1.0]] * 30 + [[0.0, 0.0]] * 30)):
+        write_evaluation(run / "evaluations" / f"step_00000{step}.parquet", step, evaluation(right, columns=columns))
+    text = told(capsys, run)
+    assert words(text, "operation = times") == ["operation", "=", "times", "30", "50.0%", "0.0%", "-50.0", "held_out"]
+    assert "\x1b" not in text
+    said = " ".join(text.split())
+    assert "fell from step 0 to step 2 where operation = times, from 50.0% to 0.0% (30 problems" in said

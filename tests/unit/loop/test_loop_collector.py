@@ -1,6 +1,5 @@
 """The collector against a scripted engine: what is trained, what is lost, what a cap does."""
 
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -366,21 +365,6 @@ def test_the_message_of_a_stop_names_every_kind_of_rejected_group(changes, said)
     with pytest.raises(SamplingStopped) as stopped:
         make_collector(**({"length": lambda g, i: 3, "cap": {"groups": 3}} | changes)).collect(1)
     assert said in stop_said(stopped.value.evidence, Path("RUN"))
-
-
-def test_state_is_plain():
-    collector = make_collector(length=lambda g, i: 9 * (g + 1), accuracy=lambda g, i: float(i), capacity=4)
-    collector.collect(1)
-    state = collector.state()
-    assert copy.deepcopy(state).keys() == {
-        "next_group",
-        "estimate",
-        "stream",
-        "history",
-        "kept",
-        "open",
-        "account",
-    }
 
 
 def test_a_cap_on_tokens_stops_dispatching_and_is_named():

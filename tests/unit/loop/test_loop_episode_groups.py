@@ -12,9 +12,9 @@ from players import HerePlayers, WordSpeech
 
 from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import MOST_LOSSES, Episodes
-from dapo.loop.sampling.groups import load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
-from dapo.types.batch import MODEL, Key, SampleRequest, SamplingParams
+from dapo.types.batch import MODEL, Key, Partial, SampleRequest, SamplingParams
+from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 from dapo.types.environment import NOT_HELD, Reply
 
@@ -147,7 +147,7 @@ def test_a_group_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives):
         assert subject.under_way("train") == 0
         assert_no_slot_is_kept(subject)
         over = {key: one for key, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
-        parts = {key: load_partial(partial_state(one.partial())) for key, one in found.items() if key not in over}
+        parts = {key: from_tree(Partial, to_tree(one.partial())) for key, one in found.items() if key not in over}
         left = {key: part if len(part) else None for key, part in parts.items()}
         again = subject if lives else mailbox(HerePlayers(Counts, compare=rank))
         rest = drain(again, [one for one in requests(left) if one.key in parts])

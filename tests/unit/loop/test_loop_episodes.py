@@ -20,10 +20,10 @@ from dapo.engines.stops import StopStrings
 from dapo.errors import EpisodeError
 from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import Episodes
-from dapo.loop.sampling.groups import completion_state, load_completion, load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts, Texts
 from dapo.processes.transport import HostSpec
-from dapo.types.batch import MODEL, Key, Prompt, SampleRequest, SamplingParams
+from dapo.types.batch import MODEL, Completion, Key, Partial, Prompt, SampleRequest, SamplingParams
+from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Reply
 
@@ -156,7 +156,7 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, spe
         assert subject.under_way("train") == 0
         assert_no_slot_is_kept(subject)
         over = {n: one for n, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
-        parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items() if n not in over}
+        parts = {n: from_tree(Partial, to_tree(one.partial())) for n, one in found.items() if n not in over}
         in_the_middle += sum(part.turn_start > 0 for part in parts.values())
         asked += sum(bool(part.turns) and part.turns[-1].who == MODEL for part in parts.values())
         again = subject if lives else mailbox(HerePlayers(echo), speech=speech)
@@ -223,7 +223,7 @@ def test_a_state_is_restored_and_nothing_is_played_again():
         first.pump(0.0)
     found = {one.key.group: one for one in first.recall("train")}
     over = {n: one for n, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
-    parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items() if n not in over}
+    parts = {n: from_tree(Partial, to_tree(one.partial())) for n, one in found.items() if n not in over}
     players = HerePlayers(Counting)
     rest = drain(mailbox(players), [one for one in requests(prefixes=parts) if one.key.group in parts])
     assert {n: content(one) for n, one in (over | rest).items()} == whole
@@ -368,7 +368,7 @@ def test_a_lane_without_an_environment_is_played_without_one():
 
 def test_a_finished_episode_survives_a_checkpoint():
     for response in drain(mailbox(HerePlayers(echo)), requests()).values():
-        again = load_completion(completion_state(response.completion))
+        again = from_tree(Completion, to_tree(response.completion))
         for name in ("token_ids", "generated", "logprobs", "versions"):
             assert np.array_equal(getattr(again, name), getattr(response.completion, name))
         for name in ("turns", "ended", "scores", "answer", "finish", "text"):

@@ -8,9 +8,9 @@ from learner_rows import make_algorithm, make_groups, make_rows
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.errors import EngineError, HookError
-from dapo.loop.sampling.groups import completion_state, load_completion, load_partial, partial_state
 from dapo.loop.sampling.rollouts import Rollouts
-from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams
+from dapo.types.batch import Completion, Key, Partial, SampleEvent, SampleRequest, SamplingParams
+from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 
 PROMPT = np.arange(3)
@@ -60,8 +60,8 @@ def test_arrays_of_an_engine_are_joined_over_a_checkpoint(rollouts, tmp_path):
     ask(mailbox)
     engine.next = event(2, FinishReason.ABORTED, routes=routes(0, 5), bits=np.array([True, False]))
     (part,) = mailbox.recall("train")
-    save_tree({"partial": partial_state(part.partial())}, tmp_path, "state")
-    carried = load_partial(load_tree(tmp_path, "state")["partial"])
+    save_tree({"partial": to_tree(part.partial())}, tmp_path, "state")
+    carried = from_tree(Partial, load_tree(tmp_path, "state")["partial"])
     assert carried.extra["routes"].dtype == np.int16
 
     ask(mailbox, carried)
@@ -69,8 +69,8 @@ def test_arrays_of_an_engine_are_joined_over_a_checkpoint(rollouts, tmp_path):
     mailbox.pump()
     (whole,) = mailbox.ended("train")
     assert len(whole.completion) == 5
-    save_tree({"completion": completion_state(whole.completion)}, tmp_path, "whole")
-    back = load_completion(load_tree(tmp_path, "whole")["completion"])
+    save_tree({"completion": to_tree(whole.completion)}, tmp_path, "whole")
+    back = from_tree(Completion, load_tree(tmp_path, "whole")["completion"])
     np.testing.assert_array_equal(back.extra["routes"], routes(0, 8))
     np.testing.assert_array_equal(back.extra["bits"], [True, False, True, True, True])
 

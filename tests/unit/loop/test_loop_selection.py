@@ -80,7 +80,7 @@ def test_history_survives_a_checkpoint(tmp_path):
     assert again.history.records == first.history.records
     assert again.draws == first.draws > 7
     assert [p.id for p in again.take(20)] == [p.id for p in first.take(20)]
-    assert (state["history"]["p_easy"], state["history"]["p_hard"], state["history"]["size"]) == (0.31, 0.72, 10)
+    assert (state["history"]["greso"], state["history"]["size"]) == ({"p_easy": 0.31, "p_hard": 0.72}, 10)
 
 
 def test_without_savers_the_stream_is_taken_as_it_is():

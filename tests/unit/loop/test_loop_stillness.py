@@ -191,8 +191,19 @@ def test_a_second_signal_in_a_destructor_leaves_at_once():
     assert said[:2] == ["SIGTERM", "again"]
 
 
+@pytest.fixture
+def heard():
+    """Give both signals their usual handlers: a shell starts what runs behind it without that of Ctrl-C."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
-def test_a_signal_whose_exception_a_library_swallows_is_a_request_before_the_first_step(number, name):
+def test_a_signal_whose_exception_a_library_swallows_is_a_request_before_the_first_step(number, name, heard):
     with outside_of_steps():
         with suppress(BaseException):
             os.kill(os.getpid(), number)

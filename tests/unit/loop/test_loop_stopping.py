@@ -11,9 +11,10 @@ from scripted_run import make_run
 
 from dapo.config.check_stopping import is_highest
 from dapo.errors import CheckpointError, RecipeError
-from dapo.loop.best import Best
+from dapo.loop.best import Best, go_on
 from dapo.loop.stopping import Deadline
 from dapo.observe.sentences import time_said
+from dapo.types.codec import to_tree
 from dapo.types.evidence import ClusterLost, DataEnded, NoGain, OutOfTime
 
 ACCURACY = "validation/accuracy"
@@ -84,7 +85,7 @@ def test_a_resumed_run_keeps_the_same_best_one(tmp_path, at):
     resumed = valued_run(tmp_path / "part", resume=True, **BEST)
     assert resumed()
     assert kept(resumed) == kept(whole)
-    assert resumed.trainer.saver.state() == whole.trainer.saver.state()
+    assert resumed.trainer.saver.best == whole.trainer.saver.best
 
 
 def test_a_mark_of_steps_that_are_done_again_goes(tmp_path):
@@ -95,7 +96,7 @@ def test_a_mark_of_steps_that_are_done_again_goes(tmp_path):
     (tmp_path / "step_000003").rmdir()  # somebody deletes the damaged newest one
     again = valued_run(tmp_path, [0.1, 0.3, 0.2, 0.25, 0.2, 0.2, 0.2], resume=True, **BEST)
     assert again()
-    assert again.trainer.saver.state()["step"] == 1
+    assert again.trainer.saver.best.step == 1
     assert kept(again) == ([5, 6], None)  # the first step's was gone by then
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is marked as the best: set checkpoint.best.*5, 6"):
         again.trainer.checkpoints.best_step()
@@ -165,7 +166,7 @@ def test_better_is_what_the_glossary_says_and_nan_says_nothing():
     assert (best.step, best.value, best.since) == (3, 1.0, 0)
     assert not best.seen(9, {})
     other = Best("y", highest=True)
-    other.load(best.state())
+    go_on(other, to_tree(best))
     assert other.step == -1
 
 

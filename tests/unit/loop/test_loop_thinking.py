@@ -11,10 +11,10 @@ from quick import quick
 from dapo.loop.sampling.account import response_metrics
 from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import Episodes
-from dapo.loop.sampling.groups import completion_state, load_completion
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts, Thinking
 from dapo.types.batch import MODEL, Completion, Group, Key, Prompt, SampleRequest, SamplingParams, Score
+from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Reply
 
@@ -229,9 +229,8 @@ def test_metrics_of_thinking_and_their_form_in_a_checkpoint():
     keys = ("tokens_mean", "unclosed_share", "forced_share")
     assert [metrics[f"response/thinking_{key}"] for key in keys] == [2.0, 0.25, 0.25]
     for one in made:
-        again = load_completion(completion_state(one))
+        again = from_tree(Completion, to_tree(one))
         assert (again.answer, again.thinking, again.closed) == (one.answer, one.thinking, one.closed)
     plain = Completion(none, none, none, FinishReason.STOP, "t")
-    assert "thinking" not in completion_state(plain)
     group = Group(0, group.prompt, [plain], [])
     assert not any("thinking" in key for key in response_metrics([group]))

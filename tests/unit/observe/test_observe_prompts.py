@@ -28,9 +28,7 @@ def state(**changes):
         "last_step": np.array([5, 6, 7, 8]),
         "verdict": np.array([VERDICTS.index(v) for v in verdicts]),
         "verdicts": [verdict.value for verdict in VERDICTS],
-        "p_easy": 0.25,
-        "p_hard": 0.75,
-        "draws": 9,
+        "greso": {"p_easy": 0.25, "p_hard": 0.75},
         "size": 5,
     } | changes
 
@@ -101,13 +99,15 @@ def test_the_standing_of_every_prompt():
     assert history.unseen == 1
     np.testing.assert_array_equal(history.pass_rates(), [1.0, 0.125, 0.5, np.nan])
     np.testing.assert_array_equal(history.last_pass_rates(), [1.0, 0.0, 0.75, np.nan])
-    assert (history.p_easy, history.p_hard) == (0.25, 0.75)
+    assert (history.greso.p_easy, history.greso.p_hard) == (0.25, 0.75)
 
 
 def test_every_verdict_has_one_standing():
     n = len(VERDICTS)
     columns = {name: np.zeros(n, int) for name in state() if isinstance(state()[name], np.ndarray)}
-    history = History.from_state(columns | {"ids": VERDICTS, "verdict": np.arange(n), "verdicts": VERDICTS, "size": n})
+    history = History.from_state(
+        state() | columns | {"ids": VERDICTS, "verdict": np.arange(n), "verdicts": VERDICTS, "size": n}
+    )
     assert sum(history.standing(standing) for standing in Standing).tolist() == [1] * n
     useful = {v for v, yes in zip(VERDICTS, history.standing(Standing.USEFUL), strict=True) if yes}
     assert useful == {Verdict.KEPT, Verdict.UNIFORM, Verdict.OUT_OF_BAND}
@@ -126,9 +126,10 @@ def test_retired_prompts_reach_the_pass_rate_at_their_last_visit():
     ("changes", "part"),
     [
         ({"visits": np.zeros(3, int)}, "different lengths"),
-        ({"verdict": np.array([0, 1, 2, 99])}, "verdicts that this version does not know"),
-        ({"verdict": np.array([0, 1, 2, -1])}, "verdicts that this version does not know"),
+        ({"verdict": np.array([0, 1, 2, 99])}, "verdicts that it does not name"),
+        ({"verdict": np.array([0, 1, 2, -1])}, "verdicts that it does not name"),
         ({"streak": "many"}, "cannot be read"),
+        ({"verdicts": ["odd"]}, "'odd' is not a valid Verdict"),
     ],
 )
 def test_a_history_that_makes_no_sense_is_refused(changes, part):
@@ -143,6 +144,6 @@ def test_a_missing_column_is_named():
 
 def test_a_history_of_nothing():
     empty = {name: value[:0] for name, value in state().items() if isinstance(value, np.ndarray) or name == "ids"}
-    history = History.from_state(empty | {"verdicts": VERDICTS, "size": 7})
+    history = History.from_state(state() | empty | {"verdicts": VERDICTS, "size": 7})
     assert history.unseen == 7
     assert not history.standing(Standing.SOLVED).any()

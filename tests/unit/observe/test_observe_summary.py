@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import matplotlib.image
 import pytest
+from evaluated import evaluation
 from rich.console import Console as RichConsole
 
 from dapo.errors import DataError
 from dapo.observe import summary as summary_module
 from dapo.observe.console import Console
 from dapo.observe.curve import terminal_curve, terminal_losses
+from dapo.observe.evaluations import write_evaluation
 from dapo.observe.metrics import MetricWriter, read_metrics
 from dapo.observe.pictures import curve_figure, write, write_curve
 from dapo.observe.run_folder import RunFolder
@@ -269,3 +271,14 @@ def test_unscored_responses_stand_beside_the_accuracy(tmp_path):
             },
         )
     assert re.search(r"if unscored are wrong +43\.8%", printed(run))
+
+
+def test_the_values_of_a_column_on_which_accuracy_fell_are_named(run):
+    columns = [{"level": 1 + n // 30} for n in range(60)]
+    for step, right in ((0, [[1.0, 0.0]] * 60), (30, [[1.0, 1.0]] * 30 + [[0.0, 0.0]] * 30)):
+        write_evaluation(run.evaluation_file(step), step, evaluation(right, columns=columns))
+    text = " ".join(printed(run).split())
+    assert "level = 2, from 50.0% to 0.0% (30 problems of held_out; by" in text
+    assert "level = 1" not in text
+    write_evaluation(run.evaluation_file(30), 30, evaluation([[1.0, 0.0]] * 60, columns=columns))
+    assert "level" not in printed(run)

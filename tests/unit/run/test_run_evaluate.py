@@ -49,6 +49,22 @@ def test_a_person_gets_a_table(models, capsys):
     assert "training " not in out
 
 
+def test_accuracy_by_a_column_of_the_data(models, tmp_path, capsys):
+    """Every answer is right by the pattern; without columns of few values there is no further row."""
+    data = tmp_path / "mine.jsonl"
+    rows = [{"problem": f"{n} + 1 =", "answer": str(n + 1), "level": 1 + n % 2, "id": n} for n in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded, _ = evaluation_recipe(str(models[0]), [str(data)], {}, [*MORE, "rewards.0.pattern='^'"])
+    evaluate(loaded, as_json=True)
+    found = json.loads(capsys.readouterr().out)["sets"]["mine"]
+    assert {key: value for key, value in found.items() if " where " in key} == {
+        "accuracy where level = 1": 1.0,
+        "accuracy where level = 2": 1.0,
+    }
+    evaluate(loaded)
+    assert "accuracy where level = 2" in capsys.readouterr().out
+
+
 @pytest.mark.whole
 def test_every_answer_is_kept_and_a_later_model_is_compared_with_them(models, tmp_path, capsys):
     kept = tmp_path / "answers.jsonl"

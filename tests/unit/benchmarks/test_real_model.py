@@ -1,0 +1,118 @@
+"""Studies on the real model: the table's arithmetic by hand, and that the table names what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dapo.config.load import load_recipe
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+STUDY = {
+    "arms": ["a", "b"],
+    "differences": [["a", "b"]],
+    "claims": ["accuracy at equal tokens"],
+    "beside": ["given up"],
+}
+
+
+@pytest.fixture
+def report(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import real_model_report
+
+    return real_model_report
+
+
+@pytest.fixture
+def script(report):
+    import real_model
+
+    return real_model
+
+
+def run(arm, seed, tokens, accuracy, right=((2, 0, 1, 0), (0, 0, 3, 0))):
+    evaluations = [
+        {"step": 4 * n, "tokens": t, "seconds": t, "accuracy": a, "right": list(r)}
+        for n, (t, a, r) in enumerate(zip(tokens, accuracy, right, strict=True))
+    ]
+    steps = {"entropy": [0.4, 0.2, None, 0.1], "tokens": tokens}
+    kinds = ["sums", "differences", "sums", "sums"]
+    return {
+        "arm": arm,
+        "seed": seed,
+        "commit": arm * 8,
+        "state": "finished",
+        "kinds": kinds,
+        "settings": {"trainer.steps": 4},
+        "evaluations": evaluations,
+        "steps": steps,
+    }
+
+
+def test_an_interval_is_students_at_99_percent_and_needs_four_seeds(report):
+    wide = report.interval([1.0, 2.0, 3.0, 6.0])  # deviation sqrt(14 / 3), over sqrt(4), times 5.841: 6.309
+    assert (wide["mean"], round(wide["low"], 3), round(wide["high"], 3), wide["shown"]) == (3.0, -3.309, 9.309, False)
+    assert report.interval([-2.0, -2.1, -1.9, -2.0])["shown"]  # half of it: 0.238
+    assert not report.interval([2.0, 2.0, 2.0])["shown"]
+    assert report.interval([2.0])["low"] is None
+
+
+def test_arms_are_compared_where_the_least_one_came_to_and_a_seed_without_an_arm_is_left_out(report):
+    runs = [
+        run("a", 1, [0, 100], [0.2, 0.6]),
+        run("b", 1, [0, 200], [0.2, 0.4]),  # 0.3 at 100 tokens
+        run("a", 2, [0, 100], [0.1, 0.5]),
+        run("b", 2, [0, 50], [0.1, 0.4]),  # a: 0.3 at 50 tokens
+        run("a", 3, [0, 100], [0.0, 1.0]),
+    ]
+    found = report.compare(STUDY, runs)
+    assert found["seeds"] == [1, 2] == found["mixed"]
+    (difference,) = found["differences"]
+    claim = difference["claims"]["accuracy at equal tokens"]
+    assert claim["seeds"] == pytest.approx([0.3, -0.1])
+    assert claim["mean"] == pytest.approx(0.1)
+    assert found["arms"]["a"]["given up"] == [1.0, 1.0]
+
+
+def test_means_and_counts_of_a_run(report):
+    one, budgets = run("a", 1, [0, 100], [0.2, 0.6]), {"step": 4}
+    assert report.mean_of("entropy", 1, 2).of(one, budgets) == pytest.approx(0.3)
+    assert report.mean_of("entropy", None, None).of(one, budgets) == pytest.approx(0.7 / 3)  # step 3 has none
+    assert report.mean_of("entropy", None, None).of(one, {"step": 1}) == 0.4
+    assert [report.given_up(kind).of(one, budgets) for kind in (None, "sums", "differences")] == [1, 1, 0]
+
+
+def test_shown_twice_needs_the_same_sign(report):
+    def listed(mean, shown):
+        return {"differences": [{"arms": ["a", "b"], "claims": {"x": {"mean": mean, "shown": shown}}}]}
+
+    assert report.shown_twice(listed(1.0, True), listed(2.0, True)) == ["x of a less b"]
+    assert report.shown_twice(listed(1.0, True), listed(-2.0, True)) == []
+    assert report.shown_twice(listed(1.0, True), listed(2.0, False)) == []
+
+
+def test_the_table_names_recipes_and_measures(script, report, tmp_path):
+    table = yaml.safe_load(script.TABLE.read_text())
+    assert not set(table["seeds"]["first"]) & set(table["seeds"]["again"])
+    for name, study in table["studies"].items():
+        assert {*study["claims"], *study["beside"]} <= set(report.MEASURES)
+        assert {arm for pair in study["differences"] for arm in pair} <= set(study["arms"])
+        jobs = script.jobs_of(table, name, "first", tmp_path, None)
+        arms = len(study["arms"])
+        assert [len({job.seed for job in jobs[n : n + arms]}) for n in range(0, len(jobs), arms)] == [1] * (
+            len(jobs) // arms
+        )
+        for job in jobs[:arms]:
+            recipe = load_recipe("sums_smollm2", job.overrides()).recipe
+            assert recipe.trainer.steps == job.settings["trainer.steps"]
+
+
+def test_a_run_of_other_settings_is_refused(script, tmp_path):
+    job = script.Job("bound 0.2", 1, {"trainer.steps": 24}, tmp_path)
+    assert job.finished() is None
+    job.file.write_text('{"settings": {"trainer.steps": 12}}')
+    with pytest.raises(SystemExit, match="other settings"):
+        job.finished()
