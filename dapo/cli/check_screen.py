@@ -138,13 +138,9 @@ def print_check(checked: Checked, *, verbose: bool) -> int:
     else:
         here, grave, doubts = checked.lines(NOT_HERE_TITLE), checked.lines(GRAVE), checked.lines(WARNINGS, DOUBTS)
         print(verdict(checked.called, checked.command, here, grave, doubts))
-        for what, told in (
-            ("not here", here),
-            ("not good", grave),
-            ("doubt", doubts),
-            ("here", checked.lines(HERE)),
-        ):
-            for line in told:
+        told = {"not here": here, "not good": grave, "doubt": doubts, "here": checked.lines(HERE)}
+        for what, lines_of_it in told.items():
+            for line in lines_of_it:
                 print(f"  {what}: {line}")
         left_out = [f"Not looked at: {'; '.join(checked.left_out)}."] * bool(checked.left_out)
         print(" ".join(left_out + ([] if verbose else ["Every detail: --verbose."])))

@@ -62,7 +62,7 @@ class Point(NamedTuple):
     step: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Course:
     """The measure over a run."""
 
@@ -71,6 +71,8 @@ class Course:
     pair: Hashable  # equal for runs that differ in the setting of their families alone
     points: list[Point] = field(default_factory=list)
     places: frozenset[float] = frozenset()  # of the points
+    value: float = math.nan  # at the place of the comparison
+    step: int = 0  # of the last evaluation that is in the value
 
     def take(self, points: list[Point]) -> None:
         """Take the values of the measure."""
@@ -80,16 +82,6 @@ class Course:
     def reached(self) -> float:
         """The place of its last value; 0 for none after training began."""
         return self.points[-1].place if self.points else 0.0
-
-
-class Measured(NamedTuple):
-    """A run's value at the place of the comparison."""
-
-    label: str
-    run: RunContents
-    pair: Hashable
-    value: float
-    step: int  # of the last evaluation that is in the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,7 @@ class Family:
     key: str
     name: str
     labels: list[str]  # of all its runs
-    values: list[Measured]  # of those that are compared
+    values: list[Course]  # of those that are compared
     mean: Estimate
     difference: Difference | None = None
 
@@ -145,7 +137,7 @@ def compare_runs(
     """
     left_out: dict[str, str] = {}
     groups = _families(runs, by, left_out)
-    names = list(groups) if by else names_of(*_runs_and_labels(groups))
+    names = list(groups) if by else names_of([[(one.run, one.label) for one in group] for group in groups.values()])
     measure = _measure_of(groups, at)
     for course in _all(groups):
         course.take(_points(course.run, measure, at) if measure else [])
@@ -154,13 +146,12 @@ def compare_runs(
     place = _place_of(compared, at) if place is None else place
     families = []
     for name, (key, group), members in zip(names, groups.items(), compared, strict=True):
-        values = []
+        values = [course for course in members if measure and _covers(course, at, place)]
         for course in members:
-            value = _value(course, measure, at, place) if measure else None
-            if value is None:
-                left_out[course.label] = _why_not(course, measure, at, place)
+            if measure and course in values:
+                _measure(course, measure, place)
             else:
-                values.append(value)
+                left_out[course.label] = _why_not(course, measure, at, place)
         mean = mean_over_seeds([one.value for one in values], confidence)
         families.append(Family(key, name, [course.label for course in group], values, mean))
     if measure:
@@ -209,10 +200,6 @@ def _seeds(run: RunContents, label: str) -> Hashable:
 def _all(groups: dict[str, list[Course]]) -> Iterator[Course]:
     for group in groups.values():
         yield from group
-
-
-def _runs_and_labels(groups: dict[str, list[Course]]) -> tuple[list[list[RunContents]], list[list[str]]]:
-    return [[c.run for c in group] for group in groups.values()], [[c.label for c in g] for g in groups.values()]
 
 
 def _leave_out_repeats(groups: dict[str, list[Course]], left_out: dict[str, str]) -> None:
@@ -266,24 +253,22 @@ def _covers(course: Course, at: At, place: float) -> bool:
     return bool(course.points) and course.points[0].place <= place <= course.reached
 
 
-def _value(course: Course, measure: Measure, at: At, place: float) -> Measured | None:
-    """Return the value of a run at a place; None where it has none.
+def _measure(course: Course, measure: Measure, place: float) -> None:
+    """Set the value of a run at a place.
 
     An accuracy in training is the mean of the last steps. Between two evaluations, which equal tokens rarely meet, the
     value lies on the line between theirs.
     """
-    if not _covers(course, at, place):
-        return None
     before = [point for point in course.points if point.place <= place]
     after = [point for point in course.points if point.place > place]
-    value, last = before[-1].value, before[-1]
+    last = before[-1]
+    course.value, course.step = last.value, last.step
     if measure.key == "reward/accuracy":
         values = [point.value for point in before[-LAST:]]
-        value = math.fsum(one / len(values) for one in values)
+        course.value = math.fsum(one / len(values) for one in values)
     elif after and last.place < place:
         share = (place - last.place) / (after[0].place - last.place)
-        value = (1 - share) * last.value + share * after[0].value
-    return Measured(course.label, course.run, course.pair, value, last.step)
+        course.value = (1 - share) * last.value + share * after[0].value
 
 
 def _why_not(course: Course, measure: Measure | None, at: At, place: float) -> str:
@@ -360,7 +345,7 @@ def _verdict(found: Estimate, seeds: int, measure: Measure) -> Verdict:
     return "better" if (found.mean < 0) == measure.loss else "worse"
 
 
-def _of_two_runs(first: Measured, other: Measured, same_seed: bool) -> Difference | None:
+def _of_two_runs(first: Course, other: Course, same_seed: bool) -> Difference | None:
     """Return the difference of two single runs, with the interval over their problems."""
     one, two = _evaluation(first), _evaluation(other)
     half, mean = chance_between(one, two), other.value - first.value
@@ -371,6 +356,6 @@ def _of_two_runs(first: Measured, other: Measured, same_seed: bool) -> Differenc
     return Difference(Estimate(mean, mean - half, mean + half, math.nan), OF_PROBLEMS, how, "too few seeds")
 
 
-def _evaluation(measured: Measured) -> AccuracyPoint:
+def _evaluation(course: Course) -> AccuracyPoint:
     """Return the evaluation of a value, with its interval; of a value between two, the earlier one."""
-    return [one for one in Facts(measured.run).evaluations if one.step == measured.step][-1]
+    return [one for one in Facts(course.run).evaluations if one.step == course.step][-1]

@@ -23,18 +23,17 @@ _MADE_OF = ("preset", "run.stage", "model.path", "data.", "sft.train", "sft.vali
 """Settings for which no preset has a value."""
 
 
-def names_of(families: Sequence[Sequence[RunContents]], labels: Sequence[Sequence[str]]) -> list[str]:
+def names_of(families: Sequence[Sequence[tuple[RunContents, str]]]) -> list[str]:
     """Return a name for each family: what its runs' names begin with, and the settings that tell it from the others.
 
     Args:
-        families: the runs of each.
-        labels: the names of these runs.
+        families: the runs of each, with their names.
     """
-    begin = [_beginning(each) for each in labels]
-    settings = name_families(families)
+    begin = [_beginning([label for _, label in members]) for members in families]
+    settings = name_families([[run for run, _ in members] for members in families])
     return [
-        ", ".join(part for part in (own if begin.count(own) == 1 else "", setting) if part) or each[0]
-        for own, setting, each in zip(begin, settings, labels, strict=True)
+        ", ".join(part for part in (own if begin.count(own) == 1 else "", setting) if part) or members[0][1]
+        for own, setting, members in zip(begin, settings, families, strict=True)
     ]
 
 
