@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from dapo.algorithms.statistics import Estimate
@@ -137,12 +137,13 @@ def compare_runs(
     """
     left_out: dict[str, str] = {}
     groups = _families(runs, by, left_out)
-    names = list(groups) if by else names_of([[(one.run, one.label) for one in group] for group in groups.values()])
     measure = _measure_of(groups, at)
     for course in _all(groups):
         course.take(_points(course.run, measure, at) if measure else [])
     _leave_out_repeats(groups, left_out)
     compared = [[course for course in group if course.label not in left_out] for group in groups.values()]
+    named = [[(one.run, one.label) for one in kept] for kept in compared]
+    names = list(groups) if by else names_of(named)
     place = _place_of(compared, at) if place is None else place
     families = []
     for name, (key, group), members in zip(names, groups.items(), compared, strict=True):
@@ -153,6 +154,8 @@ def compare_runs(
             else:
                 left_out[course.label] = _why_not(course, measure, at, place)
         mean = mean_over_seeds([one.value for one in values], confidence)
+        if measure and not measure.loss:  # an accuracy; of a single run the ends are and stay nan
+            mean = replace(mean, low=max(mean.low, 0.0), high=min(mean.high, 1.0))
         families.append(Family(key, name, [course.label for course in group], values, mean))
     if measure:
         for family in families[1:]:

@@ -55,26 +55,27 @@ def name_families(families: Sequence[Sequence[RunContents]]) -> list[str]:
     """Return the settings that tell each family from the others, such as ``learner.learning_rate=2e-06``.
 
     Only settings that a recipe gave count, and none that follows from another one, such as a preset's or the age limit
-    that ``rollout.max_staleness`` implies. "" where nothing differs.
+    that ``rollout.max_staleness`` implies. "" where nothing differs, and for a recipe that cannot be read.
 
     Args:
         families: the runs of each.
     """
     recipes = [members[0].recipe for members in families]
-    known = [recipe for recipe in recipes if recipe is not None]
-    if len(known) < max(2, len(recipes)):
-        return [""] * len(recipes)
-    settings = [settings_of(recipe) for recipe in known]
-    given = {path for members in families for path in _given(members[0])}
+    settings = [{} if recipe is None else settings_of(recipe) for recipe in recipes]
+    known = [one for one in settings if one]
+    given = {path for members in families if members[0].recipe for path in _given(members[0])}
     paths = [
         path
-        for path in dict.fromkeys(path for one in settings for path in one)
-        if len({one.get(path) for one in settings}) > 1
+        for path in dict.fromkeys(path for one in known for path in one)
+        if len({one.get(path) for one in known}) > 1
         and (path.startswith(_MADE_OF) or any(path == own or path.startswith(f"{own}.") for own in given))
     ]
     more = f" and {counted(len(paths) - NAMED, 'more setting')}" if len(paths) > NAMED else ""
-    short = {path: _ending(path, {other for one in settings for other in one}) for path in paths[:NAMED]}
-    return [", ".join(f"{short[path]}={_cut(one.get(path, 'none'))}" for path in short) + more for one in settings]
+    short = {path: _ending(path, {other for one in known for other in one}) for path in paths[:NAMED]}
+    return [
+        ", ".join(f"{short[path]}={_cut(one.get(path, 'none'))}" for path in short) + more if one else ""
+        for one in settings
+    ]
 
 
 def settings_of(recipe: Recipe) -> dict[str, str]:

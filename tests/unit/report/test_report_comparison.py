@@ -243,3 +243,26 @@ def test_other_held_out_problems_are_told(tmp_path, make_run):
     other = {**data, "validation": [{"task": "signed_sum", "seed": 9, "size": 50}]}
     runs = [read_run(make_run(tmp_path / str(n), settings={"data": each})) for n, each in enumerate((data, other))]
     assert "evaluated on other problems" in compare_runs(runs).notes[0]
+
+
+def test_an_unreadable_recipe_takes_no_names_from_the_others_and_states_are_said(tmp_path, make_run):
+    low = [read_run(make_run(tmp_path / f"low-{seed}", seed=seed)) for seed in (1, 2)]
+    high = read_run(make_run(tmp_path / "high-1", settings={"learner": {"learning_rate": 1e-5}}))
+    killed = read_run(make_run(tmp_path / "other", steps=5, wanted=12, how="killed", seed=3))
+    (make_run(tmp_path / "old") / "recipe.resolved.yaml").write_text("x: [")
+    found = compare_runs([*low, killed, read_run(tmp_path / "old"), high])
+    assert [family.name for family in found.families] == [
+        "learner.learning_rate=2e-06",
+        "old",
+        "high-1, learner.learning_rate=1e-05",
+    ]
+    assert found.left_out == {"other": "its last held-out accuracy is of step 5 (killed)"}
+    assert compare_runs([*low, high]).families[0].name == "low, learner.learning_rate=2e-06"
+
+
+def test_the_interval_of_an_accuracy_is_cut_at_its_bounds_and_that_of_a_loss_is_not(tmp_path):
+    accuracy = compare_runs([run_of(tmp_path, "a", seed, {1: seed / 10}) for seed in (1, 9)]).families[0].mean
+    assert (accuracy.low, accuracy.high) == (0.0, 1.0)
+    runs = [run_of(tmp_path, "b", seed, {1: seed / 10}, key="validation/loss") for seed in (1, 9)]
+    # error 0.4, t of one degree of freedom 12.706
+    assert compare_runs(runs).families[0].mean.low == pytest.approx(0.5 - 12.706 * 0.4, abs=1e-3)
