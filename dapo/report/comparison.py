@@ -86,10 +86,11 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A family minus the first one."""
+    """A family minus the reference."""
 
-    estimate: Estimate
+    estimate: Estimate  # its ends are nan where there is no interval
     confidence: float
+    seeds: int  # pairs, or runs of the smaller family
     how: str  # what the interval is made of
     verdict: Verdict
 
@@ -108,7 +109,7 @@ class Family:
 
 @dataclass(slots=True)
 class Comparison:
-    """Families at one place of their training; the first is what the others are compared with."""
+    """Families at one place of their training; the first with a value is what the others are compared with."""
 
     measure: Measure | None  # None: no two runs have a value of the same metric
     at: At
@@ -117,6 +118,11 @@ class Comparison:
     families: list[Family]
     left_out: dict[str, str]  # by label: why the run is not compared
     notes: list[str]
+
+    @property
+    def reference(self) -> str:
+        """Name of the family that the others are compared with; "" for none."""
+        return next((family.name for family in self.families if family.values), "")
 
 
 def compare_runs(
@@ -157,12 +163,13 @@ def compare_runs(
         if measure and not measure.loss:  # an accuracy; of a single run the ends are and stay nan
             mean = replace(mean, low=max(mean.low, 0.0), high=min(mean.high, 1.0))
         families.append(Family(key, name, [course.label for course in group], values, mean))
-    if measure:
-        for family in families[1:]:
-            family.difference = _difference(families[0], family, measure, confidence, by)
-    notes = [*_notes([c for c in _all(groups) if c.label not in left_out], at, place)]
+    having = [family for family in families if family.values]
+    for family in having[1:]:
+        assert measure is not None  # or there would be no values
+        family.difference = _difference(having[0], family, measure, confidence, by)
+    notes = [*_notes([course for family in having for course in family.values], at, place)]
     if measure and measure.key == "validation/accuracy":
-        notes += _other_problems(families)
+        notes += _other_problems(having)
     return Comparison(measure, at, place, confidence, families, left_out, notes)
 
 
@@ -308,7 +315,7 @@ def _notes(compared: Sequence[Course], at: At, place: float) -> Iterator[str]:
 
 def _other_problems(families: Sequence[Family]) -> Iterator[str]:
     """Yield that families were evaluated on other problems, or in another way."""
-    recipes = [family.values[0].run.recipe for family in families if family.values]
+    recipes = [family.values[0].run.recipe for family in families]
     asked = [
         (one.data.validation, one.validation.limit, one.validation.temperature, one.validation.top_p)
         for one in recipes
@@ -335,9 +342,12 @@ def _difference(first: Family, other: Family, measure: Measure, confidence: floa
         seeds, how = fewer, "over unequal seeds"
     elif len(before) == len(after) == 1 and measure.key == "validation/accuracy":
         return _of_two_runs(first.values[0], other.values[0], bool(pairs))
-    else:
+    elif len(before) == len(after):
         return None
-    return Difference(found, confidence, how, _verdict(found, seeds, measure))
+    else:
+        seeds, how = 1, "no interval: one side is a single run"
+        found = Estimate(other.mean.mean - first.mean.mean, math.nan, math.nan, math.nan)
+    return Difference(found, confidence, seeds, how, _verdict(found, seeds, measure))
 
 
 def _verdict(found: Estimate, seeds: int, measure: Measure) -> Verdict:
@@ -356,7 +366,7 @@ def _of_two_runs(first: Course, other: Course, same_seed: bool) -> Difference | 
         return None
     how = "of the problems asked" if change_between(one, two) is None else "in pairs of the problems asked"
     how = how if same_seed else f"{how}; seeds differ, too"
-    return Difference(Estimate(mean, mean - half, mean + half, math.nan), OF_PROBLEMS, how, "too few seeds")
+    return Difference(Estimate(mean, mean - half, mean + half, math.nan), OF_PROBLEMS, 1, how, "too few seeds")
 
 
 def _evaluation(course: Course) -> AccuracyPoint:

@@ -19,21 +19,17 @@ def compare_families(runs: Sequence[RunContents]) -> list[FamilyView]:
     if len(runs) < 2:
         return []
     found = compare_runs(runs)
+    alone = len(found.families) == 1  # its seeds are counted in place of a name
     return [
         FamilyView(
             family=family.key,
-            name=_short(found, family),
+            name="" if alone else family.name,
             runs=family.labels,
             said=said_of(found, family),
             tone=tone_of(found, family),
         )
         for family in found.families
     ]
-
-
-def _short(found: Comparison, family: Family) -> str:
-    """Return the family's name; "" for the only one, whose seeds are counted in place of it."""
-    return family.name if len(found.families) > 1 or len(family.labels) == 1 else ""
 
 
 def said_of(found: Comparison, family: Family) -> str:
@@ -46,7 +42,7 @@ def said_of(found: Comparison, family: Family) -> str:
     spread = f", mean of {len(values)} seeds ({form(min(values))} to {form(max(values))})" if len(values) > 1 else ""
     said = f"{found.measure.name} {form(family.mean.mean)} at {place_said(found)}{spread}"
     if family.difference is not None:
-        change = change_said(found.measure, family.difference, f" against {found.families[0].name}")
+        change = change_said(found.measure, family.difference, f" against {found.reference}")
         said += f"; {change}: {verdict_said(found, family)}"
     return f"{said}. {left_out}".rstrip()
 
@@ -63,8 +59,8 @@ def change_said(measure: Measure, change: Difference, against: str = "") -> str:
         f"{value * scale:+{form}}".replace("-", "\N{MINUS SIGN}")
         for value in (change.estimate.mean, change.estimate.low, change.estimate.high)
     )
-    ends = f"{100 * change.confidence:.0f} % interval {low} to {high}"
-    return f"{mean}{unit}{against} ({ends}, {change.how})"
+    ends = f"{100 * change.confidence:g} % interval {low} to {high}, "
+    return f"{mean}{unit}{against} ({ends if math.isfinite(change.estimate.low) else ''}{change.how})"
 
 
 def verdict_said(found: Comparison, family: Family) -> str:
@@ -76,7 +72,7 @@ def verdict_said(found: Comparison, family: Family) -> str:
         return f"{change.verdict}, which is shown"
     if change.verdict == "not shown":
         return "not shown"
-    if len(family.values) > 1:
+    if change.seeds > 1 or math.isnan(change.estimate.low):
         return f"too few seeds ({FEWEST} needed)"
     words: dict[Tone, str] = {"good": "better, by one run each", "bad": "worse, by one run each"}
     return words.get(tone_of(found, family), "within chance")
@@ -85,15 +81,11 @@ def verdict_said(found: Comparison, family: Family) -> str:
 def tone_of(found: Comparison, family: Family) -> Tone:
     """Return whether a family is better or worse than the first, by more than chance explains."""
     change = family.difference
-    if change is None or found.measure is None or _within(change):
+    if change is None or found.measure is None or not (change.estimate.low > 0 or change.estimate.high < 0):
         return ""
-    if change.verdict == "too few seeds" and len(family.values) > 1:
+    if change.verdict == "too few seeds" and change.seeds > 1:
         return ""
     return "good" if (change.estimate.mean < 0) == found.measure.loss else "bad"
-
-
-def _within(change: Difference) -> bool:
-    return change.estimate.low <= 0 <= change.estimate.high
 
 
 def as_object(found: Comparison) -> dict[str, Any]:
@@ -133,6 +125,7 @@ def _family(family: Family) -> dict[str, Any]:
             "low": _rounded(change.estimate.low),
             "high": _rounded(change.estimate.high),
             "confidence": change.confidence,
+            "seeds": change.seeds,
             "how": change.how,
             "verdict": change.verdict,
         },
@@ -168,7 +161,7 @@ def table_lines(found: Comparison) -> list[str]:
             for row in rows
         ]
         changed = [family for family in found.families if family.difference]
-        lines += [f"against {found.families[0].name}"] * bool(changed)
+        lines += [f"against {found.reference}"] * bool(changed)
         lines += [
             f"  {family.name}: {change_said(found.measure, family.difference)}: {verdict_said(found, family)}"
             for family in changed

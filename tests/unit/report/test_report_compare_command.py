@@ -70,6 +70,7 @@ def test_the_json_has_the_documented_keys_and_the_tables_numbers(runs, capsys):
         "low": pytest.approx(0.04 - 0.032556, abs=2e-6),
         "high": pytest.approx(0.04 + 0.032556, abs=2e-6),
         "confidence": 0.99,
+        "seeds": 5,
         "how": "paired by 5 seeds",
         "verdict": "better",
     }

@@ -166,6 +166,11 @@ def test_a_run_without_an_evaluation_is_named_and_the_others_are_compared(tmp_pa
     said = [view["said"] for view in compare_families([alone, *runs])]
     assert said[0] == "Left out: c-1: it has no held-out accuracy."
     assert "at step 9, mean of 3 seeds" in said[2]
+    assert "points against a (95 %" in said[2]  # the first setting with a value
+    assert (
+        "+0.0 points against a (no interval: one side is a single run): too few seeds"
+        in compare_families([*runs[:3], runs[4]])[1]["said"]
+    )
 
 
 def test_the_place_keeps_most_steps_of_most_runs(tmp_path):
