@@ -287,7 +287,11 @@ def _why_not(course: Course, measure: Measure | None, at: At, place: float) -> s
     stands = "" if state in ("finished", "unknown") else f" ({state})"
     rows = course.run.rows
     if measure is None:
-        return f"no other setting has a metric that it has{stands}"
+        own = next((one for one in MEASURES if _points(course.run, one, "steps")), None)
+        if own is None:
+            return f"it has no accuracy or loss after step 0{stands}"
+        counts = at == "steps" or _points(course.run, own, at)
+        return f"no other setting has its {own.name}{stands}" if counts else f"it counts no generated tokens{stands}"
     having = [int(row["step"]) for row in rows if row.get(measure.key) is not None]
     if not having:
         return f"it has no {measure.name}{stands}"

@@ -140,7 +140,7 @@ def table_lines(found: Comparison) -> list[str]:
     """Return the comparison for a terminal: what is compared, a line for each family, and what was left out."""
     lines = []
     if found.measure is None:
-        lines += ["no two settings have held-out accuracy, held-out loss or training accuracy in common"]
+        lines += ["nothing can be compared"]
     else:
         form = number if found.measure.loss else percent
         lines += [f"{found.measure.name} ({found.measure.key}) at {place_said(found)}"]

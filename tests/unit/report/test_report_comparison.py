@@ -79,6 +79,12 @@ def test_a_smaller_loss_is_better(tmp_path):
 def test_runs_without_a_common_number_have_names_alone(tmp_path):
     one, two = run_of(tmp_path, "a", 1, {5: 0.5}), run_of(tmp_path, "b", 1, {5: 0.5}, key="train/loss")
     assert [view["said"] for view in compare_families([one, two])] == ["", ""]
+    assert compare_runs([one, two]).left_out == {
+        "a-1": "no other setting has its held-out accuracy",
+        "b-1": "it has no accuracy or loss after step 0",
+    }
+    losses = [run_of(tmp_path, family, 1, {5: 0.5}, key="validation/loss") for family in "cd"]
+    assert set(compare_runs(losses, at="tokens").left_out.values()) == {"it counts no generated tokens"}
     assert compare_families([one]) == []
 
 
