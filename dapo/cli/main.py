@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dapo import __version__
-from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
+from dapo.cli.arguments import AsJson, RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
+from dapo.cli.compare import compare
 from dapo.cli.completion import complete_key, complete_name
 from dapo.cli.error_lines import tell_error
 from dapo.cli.importing import import_recipe
@@ -51,12 +53,13 @@ _COMMANDS = {
     "train": (_TRAIN, _RECIPE, "tutorial configuration"),
     "sft": (_TRAIN, _RECIPE, "base_to_trained configuration"),
     "launch": (_TRAIN, _RECIPE, "slurm configuration"),
+    "compare": (_LOOK, "RUN ... [--by KEY] [--at tokens]", "reading_a_run"),
     "report": (_LOOK, "RUN ... [-o FOLDER]", "reading_a_run warnings"),
     "view": (_LOOK, "[RUNS]", "reading_a_run warnings"),
     "data": (_LOOK, "RUN", "dynamic_sampling"),
     "rollouts": (_LOOK, "RUN ... [-o FILE]", "base_to_trained"),
     "evaluate": (_USE, "MODEL_OR_RUN [KEY=VALUE ...]", "tutorial algorithm"),
-    "export": (_USE, "RUN OUT", "tutorial"),
+    "export": (_USE, "RUN OUT", "publish"),
 }
 """Of each command, in the order of the help: its group, what follows its name in its usage line, and its pages."""
 
@@ -85,7 +88,6 @@ app = typer.Typer(
     name="dapo",
     help="Train language models with the DAPO recipe, on tasks whose answers a program can check.",
     epilog=pages("tutorial", "cli", "configuration"),
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -96,9 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors raised on purpose are printed without a traceback."""
     search_working_directory()
     try:
-        result = typer.main.get_command(app).main(
-            list(sys.argv[1:] if arguments is None else arguments), prog_name="dapo", standalone_mode=False
-        )
+        given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+        result = typer.main.get_command(app).main(given, prog_name="dapo", standalone_mode=False)
     except UsageError as error:
         tell_error(_usage_error(error))
         return 2
@@ -217,16 +218,24 @@ def check(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also show what does not concern this recipe.")
     ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Say whether a recipe is good before it runs: data, rewards on gold and wrong answers, memory, time, files."""
     recipe, overrides = recipe_and_overrides(arguments)
+    from dapo.cli.check_screen import Checked, Sections, check_of, print_check, print_object
     from dapo.config import load_recipe
 
-    loaded = load_recipe(recipe, overrides, sft=supervised)
+    try:
+        loaded = load_recipe(recipe, overrides, sft=supervised)
+    except DapoError as error:
+        if as_json:
+            print_object(Checked(recipe, "", Sections(), error=error))
+        raise
     from dapo.cli.check import look_at_run
-    from dapo.cli.check_screen import print_check
 
-    return print_check(loaded, partial(look_at_run, tries=tries), tried=tries > 0, verbose=verbose)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        checked = check_of(loaded, partial(look_at_run, tries=tries), tried=tries > 0)
+    return print_object(checked) if as_json else print_check(checked, verbose=verbose)
 
 
 @_command("recipes")
@@ -346,6 +355,7 @@ def data(
 _command("evaluate")(evaluate)
 _command("export")(export)
 _command("rollouts")(rollouts)
+_command("compare")(compare)
 
 
 @_command("report")
@@ -358,11 +368,12 @@ def report(
         typer.Option("-o", "--out", metavar="FOLDER", help="Default: RUN/report, or dapo-report for several runs."),
     ] = None,
     budget_mb: Annotated[float, typer.Option(help="Most megabytes of report.html.")] = 10.0,
+    as_json: AsJson = False,
 ) -> int:
     """Write one HTML file that opens anywhere, and a trace for Perfetto."""
     from dapo.cli.report import report_runs
 
-    report_runs(runs, out, budget_mb)
+    report_runs(runs, out, budget_mb, as_json=as_json)
     return 0
 
 

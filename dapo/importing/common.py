@@ -274,7 +274,7 @@ def epochs_per_rollout(r: Reading, key: str) -> None:
     if passes.given:
         r.put("learner.epochs_per_rollout", passes.value, passes)
     if passes.value > 1:
-        r.say(f"{passes.said.removeprefix('from ')}: later passes draw their minibatches anew here")
+        r.say(f"{passes.said.removeprefix('from ')}: later passes draw their minibatches again here")
 
 
 def staleness(r: Reading, found: SourceValue, *founds: SourceValue | None, note: str = "") -> None:

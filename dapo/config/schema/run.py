@@ -18,7 +18,7 @@ class RunSection(Section, resume="fixed"):
     stage: Literal["train", "sft"] = "train"
     """What the run does: training by reward, or, as ``dapo sft`` sets it, imitation of the section ``sft``."""
     seed: int = 1
-    """Every random number of the run derives from it."""
+    """Every random number of the run derives from it; a built-in base model has its own (``model.builtin_seed``)."""
     threads: Annotated[Parallel, ASK] = 1
     """Threads for computing. More than one only on an otherwise idle machine."""
     reward_workers: Annotated[Parallel | None, FREE] = None
@@ -82,7 +82,7 @@ class Checkpoint(Section, resume="free"):
     """Also save at the first end of a step so many seconds after the last checkpoint; null: by steps alone."""
     best: str | None = None
     """Metric, such as ``validation/accuracy``: the step that is best by it is saved when it is recorded, and its
-    checkpoint is kept beside the newest ones (``dapo export --best``). The evaluation before training does not count:
+    checkpoint is kept with the newest ones (``dapo export --best``). The evaluation before training does not count:
     of that model there is no checkpoint. null: only the newest."""
     best_is: Literal["auto", "highest", "lowest"] = "auto"
     """Which value of ``best`` is the best. ``auto``: as docs/metrics.md has the metric."""
@@ -114,7 +114,7 @@ class Logging(Section, resume="free"):
     rollouts: Literal["all", "kept", "none"] | Positive = "all"
     """Which groups go to ``rollouts/*.parquet``; a number: so many of each step, evenly spread over it."""
     tokens: Whole = 3
-    """Trained groups per step that are recorded token by token in ``tokens/*.parquet``, beside one that did not train,
+    """Trained groups per step that are recorded token by token in ``tokens/*.parquet``, and one that did not train,
     all from those that ``rollouts`` records; 0: none."""
     spans: bool = True
     """Write ``spans.jsonl``: when each phase of a step began and ended."""
@@ -126,6 +126,6 @@ class Logging(Section, resume="free"):
     """Where numbers go as well (extra ``track``); ``[tensorboard, wandb]`` is short for ``[{kind: tensorboard}, {kind:
     wandb}]``."""
     also: Literal["nemo-rl"] | None = None
-    """Names that trackers get beside dapo's: ``nemo-rl`` adds NeMo RL's three metrics of dynamic sampling,
+    """Names that trackers get in addition to dapo's: ``nemo-rl`` adds NeMo RL's three metrics of dynamic sampling,
     ``train/filtered_reward``, ``train/dynamic_sampling_num_gen_batches`` and
     ``train/dynamic_sampling_num_discarded_valid_samples`` (docs/metrics.md has their formulas)."""

@@ -153,7 +153,7 @@ LEVELS = [{"max_terms": 3}, {"max_terms": 5}]
     ("data", "sampling", "said"),
     [
         ({"train": [{**TASK, "weight": 1.0}, {**TASK, "name": "b"}]}, {}, r"data\.train\.1\.weight.*give every one"),
-        ({"train": [{**TASK, "levels": LEVELS}, {**TASK, "name": "b"}]}, {}, "a source with levels beside others"),
+        ({"train": [{**TASK, "levels": LEVELS}, {**TASK, "name": "b"}]}, {}, "a source with levels among others"),
         ({"train": [{**TASK, "levels": LEVELS[:1]}]}, {}, "one level is none"),
         ({"train": [{**TASK, "weight": 1.0}], "epochs": 2}, {}, r"data\.epochs.*has no meaning"),
         ({"train": [TASK], "curriculum": {"window": 4}}, {}, r"data\.curriculum.*only read where"),

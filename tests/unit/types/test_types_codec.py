@@ -187,6 +187,12 @@ def test_damage_is_refused_by_the_name_of_its_field(place, damage, said, tmp_pat
         from_tree(Outer, tree)
 
 
+def test_what_no_file_holds_is_refused_when_it_is_saved(tmp_path):
+    for value in (b"ab", {1}, range(2)):
+        with pytest.raises(TypeError):
+            save_tree(to_tree({"a": value}), tmp_path, "state")
+
+
 @each("kind", [set, tuple[int, str], int | str | None])
 def test_a_type_that_a_tree_does_not_tell_is_an_error_of_the_program(kind):
     with pytest.raises(TypeError, match="tree"):
