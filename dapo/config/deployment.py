@@ -172,6 +172,11 @@ class Deployment:
         return self.pool and (repeats and not self.by_the_clock if asked is None else asked)
 
     @property
+    def repeats(self) -> bool:
+        """Whether a run repeats its digits on a processor: no clock decides, and no engine whose order is its own."""
+        return self.kind in ("embedded", "generate") and not self.by_the_clock and (self.lockstep or not self.pool)
+
+    @property
     def route(self) -> Route:
         """How weights reach the engines; shared: the engine finds the learner's tensors in this process."""
         if self.learner == "here":

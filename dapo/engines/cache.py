@@ -8,8 +8,9 @@ norms) runs over all rows at once, pool after pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dapo.engines.pools import FIRST_COLUMNS, GROWTH, CacheShape, FixedPool, Pool, Prefilled, pool_limits
-from dapo.engines.traffic import send
+from dapo.engines.traffic import as_bytes, of_bytes, send
 from dapo.models.head import LOW
 from dapo.models.precision import exact_matmuls, float32_product
 from dapo.types.batch import IntArray
@@ -234,6 +235,30 @@ class SlotCache:
         pool = self.pools[self._pool[seat]]
         kv: Tensor = pool.kv[:, :, self._slot[seat], :, : self.length[seat]]
         return kv.clone()
+
+    def state(self) -> dict[str, Any]:
+        """Return where each live response stands, and its keys and values, as plain values and arrays."""
+        seats = np.array([seat for pool in self.pools for seat in pool.living().values()], dtype=np.int64)
+        return {
+            "pools": [[pool.columns, pool.seats[: pool.n].copy(), list(pool.holes)] for pool in self.pools],
+            "seats": seats,
+            "lengths": self.length[seats],
+            "kv": [as_bytes(self.copy_of(seat)) for seat in seats],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over ``state()`` of a cache of this shape, into one that is empty."""
+        self.length[state["seats"]] = state["lengths"]
+        for index, (columns, seats, holes) in enumerate(state["pools"]):
+            self._pool_for(self._limit(index) - 1)
+            pool = self.pools[index]
+            pool.resume(columns, seats, list(holes))
+            for slot, seat in pool.living().items():
+                self._slot[seat], self._pool[seat] = slot, index
+                pool.write_lengths(torch.tensor([slot]), torch.tensor([self.length[seat]]))
+        for seat, kv in zip(state["seats"], state["kv"], strict=True):
+            place = self.pools[self._pool[seat]].kv[:, :, self._slot[seat], :, : self.length[seat]]
+            place.copy_(of_bytes(kv, self.shape.dtype))
 
     def remove(self, seats: IntArray, *, wipe: bool = False) -> None:
         """Free the slots of ``seats``. ``wipe`` clears their keys and values, for rows that went non-finite."""

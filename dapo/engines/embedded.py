@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from dapo.engines.requests import Gate, sequence_of, token_count
 from dapo.engines.roster import Roster
 from dapo.engines.sampling import Candidates, SamplingSettings, draw_mixed
 from dapo.engines.slots import check_slots, choose_slots, kept_bytes
-from dapo.engines.traffic import read, send
+from dapo.engines.traffic import as_bytes, of_bytes, read, send
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import give_back
@@ -162,6 +162,57 @@ class EmbeddedEngine:
             self._no_longer_waiting(sequence_of(request).tobytes())
         events += self._release(self._roster.seats_of(named), ended=False)
         return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
+
+    @property
+    def _model(self) -> list[Any]:
+        """Return what keys and values have to fit."""
+        shape = self._cache.shape
+        return [shape.layers, shape.kv_heads, shape.head_dim, str(shape.dtype), self.version]
+
+    @torch.inference_mode()
+    def suspended(self) -> dict[str, Any] | None:
+        """Return keys and values of what decodes, and who has which slot. None on a device other than a CPU, whose
+        cache is too large to be written at a stop, and where slots are kept or routes recorded."""
+        if self._cache.fixed or len(self.kept) or self._routing is not None:
+            return None
+        passes: dict[int, tuple[Prefilled, list[tuple[bytes, int]]]] = {}
+        for name, (prefilled, row) in self._prefilled.items():
+            passes.setdefault(id(prefilled), (prefilled, []))[1].append((name, row))
+        return {
+            "capacity": self.capacity,
+            "model": self._model,
+            "places": [[*key, number] for key, number in self._roster.places()],
+            "cache": self._cache.state(),
+            "prefilled": [
+                {
+                    "kv": as_bytes(prefilled.kv),
+                    "logits": as_bytes(prefilled.logits),
+                    "type": str(prefilled.logits.dtype).removeprefix("torch."),
+                    "rows": [[np.frombuffer(name, dtype=np.int64), row] for name, row in rows],
+                }
+                for prefilled, rows in passes.values()
+            ],
+        }
+
+    @torch.inference_mode()
+    def resume(self, state: Mapping[str, Any]) -> bool:
+        """Give the requests that decoded their slots again, with their keys and values."""
+        places = {Key(*key): number for *key, number in state["places"]}
+        same = (state["capacity"], state["model"]) == (self.capacity, self._model)
+        if not same or self._cache.fixed or len(self._roster) or not places.keys() <= set(self._inbox.queue.keys()):
+            return False
+        self._clear()
+        requests = sorted(self._inbox.queue.take_out(set(places)), key=lambda request: places[request.key])
+        for request in requests:
+            self._no_longer_waiting(sequence_of(request).tobytes())
+        if requests:
+            self._roster.seat_at(requests, sorted(places.values()), self.version)
+        self._cache.load(state["cache"])
+        for each in state["prefilled"]:
+            logits = of_bytes(each["logits"], getattr(torch, each["type"]))
+            prefilled = Prefilled(of_bytes(each["kv"], self._cache.shape.dtype), logits)
+            self._prefilled |= {name.tobytes(): (prefilled, row) for name, row in each["rows"]}
+        return True
 
     @torch.inference_mode()
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:

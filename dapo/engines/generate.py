@@ -118,6 +118,14 @@ class GenerateEngine:
         events, _ = self._inbox.take_back(self._inbox.names(keys), self.clock)
         return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
 
+    def suspended(self) -> dict[str, Any]:
+        """Return nothing: between two batches there is nothing but requests."""
+        return {}
+
+    def resume(self, state: Mapping[str, Any]) -> bool:
+        """Do nothing: the next batch is made of the requests that wait."""
+        return not state
+
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Take new weights. Nothing is in flight here; with ``abort``, nothing may be waiting either.
 

@@ -124,6 +124,10 @@ class Pool:
         self.holes.clear()
         return True
 
+    def living(self) -> dict[int, int]:
+        """Return who sits in each slot that is in use."""
+        return {slot: int(self.seats[slot]) for slot in range(self.n) if slot not in self.holes}
+
     def fit(self, width: int) -> None:
         """Columns for a row of ``width`` tokens."""
         if self._empty() or width > self.columns:
@@ -138,6 +142,12 @@ class Pool:
         slots += range(self.n, self.n + fresh)
         self.n += fresh
         return slots
+
+    def resume(self, columns: int, seats: IntArray, holes: list[int]) -> None:
+        """Have the slots ``seats`` in use, and of these ``holes`` free."""
+        self._make(len(seats))
+        self.n, self.columns, self.holes = len(seats), columns, holes
+        self.seats[:] = seats
 
     def write_lengths(self, slots: Tensor, lengths: Tensor) -> None:
         """Attention may see the first ``lengths`` columns of each slot."""

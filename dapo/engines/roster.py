@@ -85,6 +85,17 @@ class Roster:
         self._reserve(int(self._left[seats].max()))
         return seats
 
+    def places(self) -> list[tuple[Key, int]]:
+        """Return each response with its number, ordered by that."""
+        return [(self._occupied[number].request.key, number) for number in sorted(self._occupied)]
+
+    def seat_at(self, requests: Sequence[SampleRequest], numbers: Sequence[int], version: int) -> None:
+        """Go on with requests behind their prefixes at ``numbers``, which ascend; no response is seated yet."""
+        self._free = list(numbers)
+        self.seat(requests, version)
+        self._free = [number for number in range(len(self.last)) if number not in self._occupied]
+        self.last[list(numbers)] = [sequence_of(request)[-1] for request in requests]
+
     def _reserve(self, tokens: int) -> None:
         if tokens > (have := self._tokens.shape[1]):
             more = ((0, 0), (0, max(tokens, 2 * have) - have))

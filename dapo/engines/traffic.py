@@ -32,6 +32,16 @@ def read(tokens: Tensor, logprobs: Tensor) -> tuple[NDArray[np.int64], NDArray[n
     return unpacked(packed(tokens, logprobs).cpu())
 
 
+def as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return a tensor [..., n] of a CPU as its bytes [..., n x size], in any type that numpy lacks too."""
+    return tensor.contiguous().view(torch.uint8).numpy().copy()
+
+
+def of_bytes(array: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+    """Return the tensor of type ``dtype`` that ``as_bytes`` was given."""
+    return torch.from_numpy(array.copy()).view(dtype)
+
+
 def packed(tokens: Tensor, logprobs: Tensor) -> Tensor:
     """[2, rows] float64."""
     return torch.stack([tokens.double(), logprobs.double()])

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one finishes the step and saves; the second leaves at once. Outside of steps the first does."""
+"""Ctrl-C: the first one asks a run to save and end; the second ends it at once. Outside of steps the first does."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ AGAIN = 0.05
 class Interrupt:
     """Context manager that turns SIGINT and SIGTERM into a request, once.
 
-    ``requested`` is read by the trainer between steps. A second signal raises KeyboardInterrupt at once. A signal that
-    came before, and whose exception was lost on its way, is a request from the start.
+    ``requested`` is read where the run may end: ``Stopping.due``, ``Stopping.look``. A second signal raises
+    KeyboardInterrupt at once. A signal that came before, and whose exception was lost on its way, is a request from the
+    start.
     """
 
     def __init__(self, on_first: Callable[[Signal], None], on_second: Callable[[], None]) -> None:
@@ -85,7 +86,7 @@ def outside_of_steps() -> Iterator[None]:
     """
 
     def hung_up(number: int, frame: FrameType | None) -> None:
-        log.info("the terminal was closed; the run goes on (`kill %d` stops it after its step)", os.getpid())
+        log.info("the terminal was closed; the run goes on (`kill %d` stops it)", os.getpid())
 
     def terminated(number: int, frame: FrameType | None) -> None:
         _wish.by = "SIGTERM"

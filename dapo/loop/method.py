@@ -11,7 +11,7 @@ from dapo.config.schema import Recipe
 from dapo.errors import LearnerLost
 from dapo.types.batch import Group, Learned, LearnStep, Metrics
 from dapo.types.evaluation import EvaluationResult
-from dapo.types.evidence import Awaited, DataEnded
+from dapo.types.evidence import Awaited, DataEnded, LeftInStep
 from dapo.types.protocols import Learner
 
 
@@ -52,8 +52,12 @@ class Method(Protocol):
 
     learner: Learner
 
-    def start(self) -> None:
-        """Forget the time that passed before the first step."""
+    def start(self, look: Callable[[], None]) -> None:
+        """Forget the time that passed before the first step.
+
+        ``look`` is to be called where ``prepare`` and ``evaluate`` wait. It raises if the run is asked to end. If it
+        did within ``prepare``, ``leave`` is called then.
+        """
 
     def prepare(self, step: int, done: Counters, rate: Callable[[int], float]) -> Work | DataEnded:
         """Return the work of training step ``step``, or why there is none left.
@@ -66,6 +70,9 @@ class Method(Protocol):
 
     def give_up(self, step: int, error: Exception) -> None:
         """Make ``state`` one that can be saved, after ``prepare`` raised ``error``."""
+
+    def leave(self) -> LeftInStep | None:
+        """Make ``state`` one that goes on in the middle of ``prepare``, which ``look`` ended; say what it has."""
 
     def learn(self, work: Work, *, last: bool) -> Learned:
         """Train on ``work``; ``last``: no training step follows."""

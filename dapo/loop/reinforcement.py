@@ -22,7 +22,7 @@ from dapo.types.batch import Learned, LearnStep, Metrics, StepBatch
 from dapo.types.codec import fill, to_tree
 from dapo.types.enums import Disposition
 from dapo.types.evaluation import EvaluationResult
-from dapo.types.evidence import Awaited, Clamping, DataEnded, PoorBatch
+from dapo.types.evidence import Awaited, Clamping, DataEnded, LeftInStep, PoorBatch
 from dapo.types.protocols import EngineGroup, Learner, Recorder
 
 
@@ -62,8 +62,9 @@ class Reinforcement:
         if overlap is not None:
             collector.rollouts.watch = self.idle.look_at_engines
 
-    def start(self) -> None:
+    def start(self, look: Callable[[], None]) -> None:
         self.idle.take(0.0)
+        self.collector.rollouts.look = look
 
     # ------------------------------------------------------------------ before the learner works
 
@@ -95,6 +96,9 @@ class Reinforcement:
     def give_up(self, step: int, error: Exception) -> None:
         self.collector.give_up(error)
         self.recorder.stopped(step, self.collector.abandoned)
+
+    def leave(self) -> LeftInStep:
+        return self.collector.leave()
 
     # ------------------------------------------------------------------ learn, publish, evaluate
 

@@ -1,16 +1,20 @@
-"""Whether a run ends before ``trainer.steps``, and why."""
+"""Whether a run ends before ``trainer.steps``, and why: decided between two steps, or in the middle of one.
+
+A part of a step that may be left in its middle (sampling, an evaluation) calls ``Stopping.look`` where it waits.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.loop.best import Best
 from dapo.loop.interrupt import Interrupt
 from dapo.types.batch import Metrics
-from dapo.types.evidence import ClusterLost, DataEnded, Interrupted, LeftAtOnce, NoGain, OutOfTime, Signal
+from dapo.types.evidence import ClusterLost, DataEnded, Interrupted, LeftAtOnce, LeftInStep, NoGain, OutOfTime, Signal
 from dapo.types.protocols import Recorder
 
 REMEMBERED = 20
@@ -31,6 +35,16 @@ class Deadline:
         """Forget the time before the first step, which is about to begin."""
         self._last = None
 
+    def over(self, save: float | None) -> OutOfTime | None:
+        """Return why a step has to be left in its middle; None: there is time for more than a save of ``save`` seconds.
+
+        Without a save so far it is taken to need no time.
+        """
+        passed = self._clock() - self._begun
+        if self.hours is None or self.hours * 3600 - passed > (save or 0.0):
+            return None
+        return OutOfTime(self.hours, passed, None, in_step=self._last is not None)
+
     def passed(self, save: float | None) -> OutOfTime | None:
         """Return why there is no time for another step; None if there is. Call it between two steps.
 
@@ -49,12 +63,18 @@ class Deadline:
         return OutOfTime(self.hours, passed, step if self._steps else None)
 
 
+class Stopped(BaseException):
+    """The run is asked to end, and what goes on may be left in its middle. No ``except Exception`` takes it for an
+    error."""
+
+
 class Stopping:
-    """Asked between two steps; it decides nothing in the middle of one.
+    """Asked between two steps, and where a step waits for samples, scores, environments or an evaluation.
 
     Attributes:
         by: "Ctrl-C", "SIGTERM" or the argument of ``stop``, where the run was stopped; "" otherwise.
         early: why the run is at its end before ``trainer.steps``; None otherwise.
+        left: what a stop in the middle of a step left; None otherwise.
         cause: why it was stopped, if it was not asked for: ``trainer.max_hours``, or its cluster was lost.
     """
 
@@ -71,13 +91,40 @@ class Stopping:
         self.best, self._patience = best, patience
         self.by = ""
         self.early: DataEnded | NoGain | None = None
+        self.left: LeftInStep | None = None
         self.cause: OutOfTime | ClusterLost | None = None
+        self._may_leave = False  # what goes on now, in its middle
+        self._save: float | None = None  # seconds of the longest save
         self._interrupt = Interrupt(self._interrupted, self._interrupted_again)
 
     @property
     def interrupts(self) -> Interrupt:
-        """While it is entered, a first signal stops the run after its step, and a second one at once."""
+        """While it is entered, a first signal stops the run, and a second one ends it without a checkpoint."""
         return self._interrupt
+
+    @property
+    def asked(self) -> bool:
+        """Return whether a signal asked the run to stop."""
+        return self._interrupt.requested
+
+    @contextmanager
+    def may_leave(self) -> Iterator[None]:
+        """Let ``look`` raise in this context: a checkpoint can be written in the middle of what is done here."""
+        self._may_leave = True
+        try:
+            yield
+        finally:
+            self._may_leave = False
+
+    def look(self) -> None:
+        """Raise ``Stopped`` if a signal came, or ``trainer.max_hours`` is over, within ``may_leave``."""
+        if not self._may_leave:
+            return
+        if not self.asked:
+            if (out_of_time := self._deadline.over(self._save)) is None:
+                return
+            self._end_for(out_of_time)
+        raise Stopped
 
     def stop(self, why: str) -> None:
         """End after the step at hand, as Ctrl-C does; the first reason stays."""
@@ -110,6 +157,7 @@ class Stopping:
 
     def due(self, save: float | None = None) -> bool:
         """Decides whether no further step is begun, and tells why; ``save``: see ``Deadline.passed``."""
+        self._save = save
         out_of_time = self._deadline.passed(save)
         if self.by or self._interrupt.requested:
             return True
@@ -118,9 +166,17 @@ class Stopping:
             self.end(NoGain(best.metric, best.since, self._patience, best.value, best.step))
             return True
         if out_of_time is not None:
-            self.by, self.cause = "trainer.max_hours", out_of_time
-            self._recorder.ending(out_of_time)
+            self._end_for(out_of_time)
         return out_of_time is not None
+
+    def leave(self, left: LeftInStep) -> None:
+        """Take note of, and tell, where the run stopped in the middle of a step."""
+        self.left = left
+        self._recorder.ending(left)
+
+    def _end_for(self, out_of_time: OutOfTime) -> None:
+        self.by, self.cause = self.by or "trainer.max_hours", self.cause or out_of_time
+        self._recorder.ending(out_of_time)
 
     def _interrupted(self, cause: Signal) -> None:
         self.by = cause

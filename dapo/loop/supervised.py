@@ -93,9 +93,10 @@ class Supervised:
         prompts = [replace(one.prompt, extra={"example": n}) for n, one in enumerate(examples)]
         self.stream = EpochStream(prompts, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.sft.epochs)
         self._before = self.stream.state()  # of the step at hand
+        self._look: Callable[[], None] = lambda: None
 
-    def start(self) -> None:
-        """There is no clock but that of the phases."""
+    def start(self, look: Callable[[], None]) -> None:
+        self._look = look
 
     def prepare(self, step: int, done: Counters, rate: Callable[[int], float]) -> Work:
         """Take the next examples; a step is one optimizer step."""
@@ -106,6 +107,9 @@ class Supervised:
 
     def give_up(self, step: int, error: Exception) -> None:
         self.stream.load(self._before)
+
+    def leave(self) -> None:
+        """Do nothing: ``prepare`` waits for nothing."""
 
     def learn(self, work: Work, *, last: bool) -> Learned:
         with self.phases("learn"):
@@ -158,6 +162,7 @@ class Supervised:
         """Return -log p summed over tokens with loss, and their number."""
         total, count = 0.0, 0
         for start in range(0, len(examples), MEASURED_AT_ONCE):
+            self._look()
             part = examples[start : start + MEASURED_AT_ONCE]
             masks: list[BoolArray] = [one.loss_mask for one in part]
             rows = [TokenRow(n, one.prompt.token_ids, one.token_ids) for n, one in enumerate(part)]

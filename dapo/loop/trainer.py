@@ -31,7 +31,8 @@
     the learner            a step, or a call to send weights           ``learn``; ``publish``
     ``Saver``              the checkpoint before; with asynchronous    the learner's writer
                            checkpoints at the next save
-    a signal               the end of the step                         ``each_step`` asks ``Stopping`` between steps
+    a signal               the learner's step and a publish; no        ``each_step`` asks ``Stopping`` between steps;
+                           batch, no evaluation                        what waits otherwise calls ``Stopping.look``
     =====================  ==========================================  ==========================================
 
 ``dapo.loop.sampling.collector`` shows the same for the parts of ``collect``.
@@ -41,7 +42,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ from dapo.loop.method import Counters, Method, StepDone, on_leaving
 from dapo.loop.saving import Saver, begin_checkpoint, load_learner, open_state
 from dapo.loop.schedule import Schedule
 from dapo.loop.stillness import StillnessWatch
-from dapo.loop.stopping import Deadline, Stopping
+from dapo.loop.stopping import Deadline, Stopped, Stopping
 from dapo.metrics.phases import Phases
 from dapo.observe.spans import peak_rss_mib
 from dapo.types.batch import Group, Metrics, SavedFile, TokenTrace
@@ -115,6 +116,7 @@ class Trainer:
         )
         self.evaluated_at = -1
         self._evaluation_lost = False  # the step that was loaded misses its evaluation
+        self._evaluation_left = False  # a stop left one out, or left it in its middle
         self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
 
     @property
@@ -125,7 +127,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Return whether the run is at its end: nothing is left for a resume to do."""
-        return self.stopping.finished(self.steps - self.counters.training_steps)
+        return self.stopping.finished(self.steps - self.counters.training_steps) and not self._evaluation_left
 
     def run(self) -> bool:
         """Train to ``trainer.steps``. True when it got there, False when it was stopped early (state saved).
@@ -145,14 +147,15 @@ class Trainer:
         Closing the iterator in the middle saves the state.
         """
         self.phases.take()  # what came before is no part of the first step
-        self.method.start()
+        self.method.start(self.stopping.look)
         self.stopping.start()
         self.saver.start()
         with self.stopping.interrupts, self._stillness as watch:
             with _no_generator_exit():
                 self.begin()
             while self.counters.training_steps < self.steps and not self.stopping.due(self.saver.longest):
-                with _no_generator_exit():
+                done = None
+                with _no_generator_exit(), suppress(Stopped):
                     done = self.train_step()
                 if done is None:
                     break
@@ -187,17 +190,21 @@ class Trainer:
         step = self.counters.training_steps
         if step == 0:
             self.method.publish(0)
-            if self._every:
-                self._record(0, self.evaluate(0).metrics)
+            if self._every and self.evaluated_at != 0 and (result := self._evaluated(0)) is not None:
+                self._record(0, result.metrics)
                 if self._silent_sets:
                     raise AccuracyUnknown(silent_of(self._silent_sets))
-        elif self._evaluation_lost and self._is_due(step):
-            self._record(step, self.evaluate(step).metrics)  # a line of its own, which readers join
+        elif self._evaluation_lost and self._is_due(step) and (result := self._evaluated(step)) is not None:
+            self._record(step, result.metrics)  # a line of its own, which readers join
 
     def train_step(self) -> StepDone | None:
-        """Prepare, learn, publish, evaluate, record, save. None: no data is left."""
+        """Prepare, learn, publish, evaluate, record, save. None: no data is left.
+
+        Raises:
+            Stopped: the run was asked to end before the learner began; what was sampled is saved.
+        """
         step = self.phases.step = self.counters.training_steps + 1
-        with on_leaving(lambda error: self._before_learning(step, error)):
+        with on_leaving(lambda error: self._before_learning(step, error)), self.stopping.may_leave():
             work = self.method.prepare(step, self.counters, self._rate)
         if isinstance(work, DataEnded):
             self.stopping.end(work)
@@ -218,8 +225,8 @@ class Trainer:
         with on_leaving(self._after_learning):
             with on_leaving(lambda _: self._record(step, metrics, work.finished, learned.traces)):
                 metrics |= self.method.publish(step)
-                if self._is_due(step):
-                    metrics |= self.evaluate(step).metrics
+                if self._is_due(step) and (result := self._evaluated(step)) is not None:
+                    metrics |= result.metrics
             self._record(step, metrics, work.finished, learned.traces)
             self.saver.step_done(step, self.recipe.checkpoint, self._write)
         return StepDone(step, metrics, work.finished)
@@ -229,8 +236,13 @@ class Trainer:
         return self.schedule.at(self.counters.training_steps, self.counters.optimizer_steps + number)
 
     def _before_learning(self, step: int, error: BaseException) -> None:
-        """Save the finished steps: the learner has seen nothing of ``step``."""
+        """Save the finished steps: the learner has seen nothing of ``step``. After a stop also what was sampled."""
         if self._leaves_at_once(error):
+            return
+        if isinstance(error, Stopped):
+            if (left := self.method.leave()) is not None:
+                self.stopping.leave(left)
+            self.save()
             return
         self.method.give_up(step, error if isinstance(error, Exception) else RuntimeError(repr(error)))
         self._try_to_save()
@@ -276,11 +288,19 @@ class Trainer:
         self.evaluated_at = step
         return result
 
+    def _evaluated(self, step: int) -> EvaluationResult | None:
+        """As ``evaluate``; None: the run is asked to end, and a resume makes it up."""
+        with suppress(Stopped), self.stopping.may_leave():
+            self.stopping.look()
+            return self.evaluate(step)
+        self._evaluation_left = True
+        return None
+
     def _evaluate_last(self) -> None:
         """Evaluate the last step of a run that is at its end before ``trainer.steps``."""
         step = self.phases.step = self.counters.training_steps
-        if self.evaluated_at != step and self._every:
-            self._record(step, self.evaluate(step).metrics)
+        if self.evaluated_at != step and self._every and (result := self._evaluated(step)) is not None:
+            self._record(step, result.metrics)
 
     def _record(
         self, step: int, metrics: Metrics, finished: Sequence[Group] = (), traces: Sequence[TokenTrace] = ()

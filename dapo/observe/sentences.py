@@ -27,6 +27,7 @@ from dapo.types.evidence import (
     HeldOutLoss,
     Interrupted,
     LeftAtOnce,
+    LeftInStep,
     NoGain,
     Notice,
     OutOfTime,
@@ -420,7 +421,12 @@ def ending_said(ending: Ending) -> str:
         return f"{time_said(ending)}: saving and ending here"
     if isinstance(ending, Interrupted):
         again = "Press it again" if ending.cause == "Ctrl-C" else "Send it again"
-        return f"{ending.cause}: finishing this step, then saving. {again} to leave at once."
+        return (
+            f"{ending.cause}: stopping and saving; a batch that is being learnt is finished first. {again} to leave at "
+            "once, without a checkpoint."
+        )
+    if isinstance(ending, LeftInStep):
+        return left_said(ending)
     if isinstance(ending, ClusterLost):
         return f"{lost_said(ending)}: finishing this step with what was started there, then saving"
     if isinstance(ending, LeftAtOnce):
@@ -428,6 +434,14 @@ def ending_said(ending: Ending) -> str:
         last = "not there yet: the run has to start again" if ending.saved is None else there
         return f"{LEFT}; the last checkpoint is {last}"
     return early_said(ending)
+
+
+def left_said(left: LeftInStep) -> str:
+    """Say in which step a stop left the sampling, and where a resume goes on."""
+    have = f"{counted(left.groups, 'kept group')} of {left.wanted} and {counted(left.responses, 'unfinished response')}"
+    if left.kept:
+        return f"step {left.step} is left in its middle: a resume goes on with {have}"
+    return f"step {left.step} is left in its middle, without {have}: a resume samples it anew, to the same digits"
 
 
 def early_said(ending: DataEnded | NoGain) -> str:
@@ -447,6 +461,8 @@ def early_said(ending: DataEnded | NoGain) -> str:
 def time_said(ending: OutOfTime) -> str:
     """Why there was no time for another step."""
     given, left = f"trainer.max_hours = {ending.hours:g}", ending.hours * 3600 - ending.passed
+    if ending.in_step:
+        return f"{given}: the time is over in the middle of a step"
     if ending.longest is None:
         return (
             f"{given} left no time for a single step: what comes before the first one (loading, the evaluation "

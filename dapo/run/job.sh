@@ -20,7 +20,7 @@
 
 # First of all: Slurm's signal may come at any moment, and a script without a trap dies of it.
 driver= asked=0 again=
-stop() { asked=$((asked + 1)) again=$1; echo "$(date +%FT%T) $2: the run finishes its step, saves and ends"
+stop() { asked=$((asked + 1)) again=$1; echo "$(date +%FT%T) $2: the run saves and ends"
   [ -z "$driver" ] || kill -TERM "$driver" 2>/dev/null; }
 trap 'stop yes "the job has little time left"' USR1   # Slurm, before the end
 trap 'stop "" "the job was asked to end"' USR2        # you: scancel --batch --signal=USR2 JOB

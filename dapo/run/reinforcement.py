@@ -30,6 +30,7 @@ from dapo.loop.sync_check import MOST, MOST_OF_8_BITS, MOST_OF_FLOAT32, SyncChec
 from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
+from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.observe.shares import names_answers
@@ -138,7 +139,8 @@ class RewardParts:
             timing=CollectorTiming(
                 _verdict_lag(recipe, self.rollouts.scorer),
                 deployment.overlaps,
-                SECONDS_A_TURN if Deployment(recipe).by_the_clock else None,
+                turn=SECONDS_A_TURN if Deployment(recipe).by_the_clock else None,
+                repeats=deployment.repeats and find_device(recipe.model.device).type == "cpu",
             ),
             phases=phases,
             watch=recorder.filling,

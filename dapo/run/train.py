@@ -42,7 +42,7 @@ from dapo.observe.prompts import write_prompts
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.run_name import called, is_numbered
-from dapo.observe.sentences import early_said, nothing_learned, stop_said
+from dapo.observe.sentences import early_said, left_said, nothing_learned, stop_said
 from dapo.observe.status import StatusWriter, ending, read_status
 from dapo.observe.tokens import Pieces
 from dapo.run.algorithm import make_algorithm, make_objective, make_schedule
@@ -258,7 +258,7 @@ def _attempt(
             saved = _load(trainer, checkpoints, loaded, console) if resume else {}
             step = trainer.counters.training_steps
             if resume:  # from here on nothing refuses it, and what it wrote after the checkpoint goes
-                _cut_back(folder, console, step, checkpoints, recipe)
+                _cut_back(folder, console, step, checkpoints, recipe, evaluated=trainer.evaluated_at >= 0)
             status = status or _say_running(
                 stack, folder, recipe, checkpoints, step
             )  # a refused resume leaves what it says
@@ -299,7 +299,8 @@ def _attempt(
         if finished:
             status.end("finished", early, stopping.early)
         else:
-            said = f"stopped by {stopping.by} after step {status.status.step}, and saved"
+            where = "" if stopping.left is None else f"; {left_said(stopping.left)}"
+            said = f"stopped by {stopping.by} after step {status.status.step}, and saved{where}"
             status.end("interrupted", said, stopping.cause)
         callbacks.end(finished, early or ("" if finished else stopping.by))
     return FINISHED if finished else INTERRUPTED if stopping.cause is None else FOR_NOW
@@ -362,9 +363,12 @@ def _load(trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, 
     return saved
 
 
-def _cut_back(folder: RunFolder, console: Console, step: int, checkpoints: CheckpointStore, recipe: Recipe) -> None:
+def _cut_back(
+    folder: RunFolder, console: Console, step: int, checkpoints: CheckpointStore, recipe: Recipe, *, evaluated: bool
+) -> None:
+    """Remove what was recorded after ``step``, and what of it is made anew: its start, unless it was ``evaluated``."""
     steps = set(read_steps(folder.metrics))
-    folder.cut_back(step or -1)  # a run that is at step 0 evaluates its start again
+    folder.cut_back(step if step or evaluated else -1)
     if checkpoints.steps():
         console.say(f"resuming after step {step} from {checkpoints.folder / f'step_{step:06d}'}")
     else:

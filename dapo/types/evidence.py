@@ -287,6 +287,7 @@ class OutOfTime:
     passed: float  # seconds since the command began
     longest: float | None  # seconds of the longest step; None: there was none
     kind: Literal["out_of_time"] = "out_of_time"
+    in_step: bool = False  # a step was begun, and left in its middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,13 +357,28 @@ Signal = Literal["Ctrl-C", "SIGTERM"]
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A first signal: the step is finished and saved.
+    """A first signal: the run saves and ends.
 
     >>> Interrupted("SIGTERM").cause
     'SIGTERM'
     """
 
     cause: Signal
+
+
+@dataclass(frozen=True, slots=True)
+class LeftInStep:
+    """Say in which step a stop left the sampling, and what the checkpoint has of it.
+
+    >>> LeftInStep(step=5, kept=True, groups=3, wanted=8, responses=12).step
+    5
+    """
+
+    step: int
+    kept: bool  # a resume goes on from there; False: it samples the step anew, to the same digits
+    groups: int  # kept for the batch
+    wanted: int  # groups of a batch
+    responses: int  # unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +393,7 @@ class LeftAtOnce:
     folder: str  # of the checkpoints
 
 
-Ending = DataEnded | NoGain | OutOfTime | ClusterLost | Interrupted | LeftAtOnce
+Ending = DataEnded | NoGain | OutOfTime | ClusterLost | Interrupted | LeftInStep | LeftAtOnce
 """Why no further step is begun, told at once; a run that ends well at ``trainer.steps`` has none."""
 
 

@@ -155,6 +155,24 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Suspends(Protocol):
+    """An engine that can go on in another process as if nothing had happened, to the digit.
+
+    Example: ``dapo.engines.embedded.EmbeddedEngine``.
+    """
+
+    def suspended(self) -> dict[str, Any] | None:
+        """Return, before ``abort``, what the next steps depend on besides weights, requests and their prefixes: a tree
+        of plain values and arrays. None: it cannot be had now."""
+
+    def resume(self, state: Mapping[str, Any]) -> bool:
+        """Go on with the requests that were just submitted, each with all its tokens so far as prefix.
+
+        False: this engine is another one (its slots, or its model). Then nothing has changed, and the requests wait.
+        """
+
+
+@runtime_checkable
 class WorksAlone(Protocol):
     """An engine that goes on between two calls.
 

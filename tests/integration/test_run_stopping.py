@@ -1,12 +1,19 @@
-"""Stopping well, through the command line: a limit of time, the best checkpoint, checkpoints on another disk."""
+"""Stopping well, through the command line: limits of time, signals, the best checkpoint, another disk."""
 
 import json
+import random
 import re
+import signal
+from types import SimpleNamespace
 
 import pytest
+from safetensors.numpy import load_file
 from small_run import dapo, write_recipe
 
 from dapo.checkpoint.store import CheckpointStore
+from dapo.loop.stopping import Stopping
+from dapo.observe.metrics import read_metrics, without_clock
+from dapo.observe.rollouts import read_rollouts
 from dapo.observe.status import read_status
 
 
@@ -47,3 +54,53 @@ def test_the_best_one_is_exported_and_evaluated(run, tmp_path):
     assert "give one of them" in refused.stderr
     refused = dapo("evaluate", run.parent / "model", "--best", "--data", "task:signed_sum", expect=2)
     assert "it needs a run" in refused.stderr
+
+
+# ---------------------------------------------------------------- signals in the middle of steps
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Counts the moments at which a run may be left; ``at`` is the one at which this process gets SIGTERM."""
+    seen, look = SimpleNamespace(count=0, at=None), Stopping.look
+
+    def counted(stopping):
+        seen.count += 1
+        if seen.count == seen.at:
+            signal.raise_signal(signal.SIGTERM)
+        look(stopping)
+
+    monkeypatch.setattr(Stopping, "look", counted)
+    return seen
+
+
+def recorded(run):
+    """Return what a run wrote that no clock decides; an evaluation that was made up belongs to the line of its step."""
+    lines = {}
+    for row in read_metrics(run / "metrics.jsonl"):
+        lines.setdefault(row["step"], {}).update(without_clock(row))
+    rollouts = {file.name: read_rollouts(file).to_pylist() for file in sorted((run / "rollouts").iterdir())}
+    newest = CheckpointStore(run / "checkpoints").path()
+    weights = {
+        name: values.tobytes()
+        for file in sorted((newest / "learner").glob("*.safetensors"))
+        for name, values in load_file(file).items()
+    }
+    return repr(lines), repr(rollouts), weights
+
+
+def test_ten_signals_at_random_moments_change_no_digit(tmp_path, looks):
+    settings = ["rollout.slots=12", "rollout.max_response_tokens=40", "validation.every=3", "validation.limit=2"]
+    recipe = write_recipe(tmp_path)
+    dapo("train", recipe, *settings, "run.name=whole")
+    chance, most = random.Random(44), looks.count // 7
+    command, said = ["train", recipe, *settings], []
+    for _ in range(10):
+        looks.count, looks.at = 0, chance.randint(1, most)
+        dapo(*command, expect=130)
+        said.append(read_status(tmp_path / "run" / "status.json").said)
+        command = ["train", "--resume", tmp_path / "run"]
+    looks.at = None
+    dapo(*command)
+    assert recorded(tmp_path / "run") == recorded(tmp_path / "whole")
+    assert sum("is left in its middle: a resume goes on with" in each for each in said) >= 3, said

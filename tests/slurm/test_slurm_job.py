@@ -110,7 +110,7 @@ def test_a_job_saves_before_its_time_is_up_is_put_back_and_goes_on(slurm, tmp_pa
     saved = []
     with Output(output) as told:
         while "ended with 0" not in told.until("dapo train ended with (0|130)"):  # a slow machine takes more starts
-            assert any("the job has little time left: the run finishes its step" in line for line in told.said)
+            assert any("the job has little time left: the run saves and ends" in line for line in told.said)
             saved.append(int(re.search(r"resuming after step (\d+)", told.until("resuming after step"))[1]))
     print(f"saved after step {saved} of {steps}, gone on from there")
     assert saved == sorted(set(saved))  # each start got further

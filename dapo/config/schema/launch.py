@@ -58,7 +58,7 @@ class Slurm(Section, resume="free"):
     """A command that runs another one in a container, such as ``apptainer exec --nv /images/dapo.sif``: plain words in
     one text, split at spaces. Signals must reach the command that it runs."""
     signal_seconds: Positive = 600
-    """Seconds before the end of the time limit at which the run is asked to finish its step and save. Longer than a
-    step, an evaluation and a checkpoint together."""
+    """Seconds before the end of the time limit at which the run is asked to save. Longer than what the learner
+    does in a step and a checkpoint together."""
     requeue: bool = True
     """Put the job back into the queue when its time is up, and go on from the last checkpoint when it starts again."""

@@ -47,7 +47,7 @@ class TrainerSection(Section, resume="free"):
     max_hours: Annotated[float, Field(gt=0, le=100_000)] | None = None
     """Hours from the start of the command by which it has saved and ended, with exit code 75; ``dapo train --resume``
     goes on, with as many hours again. No step is begun that would end later if it took as long as the longest of the
-    last twenty. null: no limit."""
+    last twenty; sampling and evaluations that take longer are left in their middle. null: no limit."""
     early_stop: EarlyStop = EarlyStop()
     """The end before ``steps`` where nothing gets better."""
     sync_check_tolerance: Above | None = None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dapo.algorithms.algorithm import Algorithm
 from dapo.config.schema import DynamicSampling
@@ -30,10 +30,10 @@ from dapo.loop.sampling.groups import OpenGroup, Scores, copies, divide, expired
 from dapo.loop.sampling.prompts import PromptHistory, PromptSelector, Refill, in_time, is_full
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.metrics.phases import Phases
-from dapo.types.batch import Group, Metrics, Response, SamplingParams, StepBatch
+from dapo.types.batch import Group, Key, Metrics, Response, SamplingParams, StepBatch
 from dapo.types.codec import fill, from_tree, to_tree
 from dapo.types.enums import Disposition, Verdict
-from dapo.types.evidence import Awaited, CollectProgress, Shares, StuckEvidence, hopeless_of
+from dapo.types.evidence import Awaited, CollectProgress, LeftInStep, Shares, StuckEvidence, hopeless_of
 from dapo.types.protocols import PromptStream
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ class CollectorTiming:
     turn: float | None = None
     """Seconds after which ``collect`` looks at scores again though no response ended; it then waits for no score while
     a response decodes, and a group is judged when its scores are there. None: no clock decides the order of events."""
+    repeats: bool = True
+    """The digits of a run repeat: a stop in the middle of a step keeps nothing that would change them."""
 
 
 class StreamingCollector:
@@ -155,6 +157,10 @@ class StreamingCollector:
         self.rolled_back = False  # by ``give_up``: ``state()`` is the one from before this collection
         self._before: dict[str, Any] | None = None  # that state; None: its batch was handed to the learner
         self._restored = False  # loaded from a state, perhaps with other settings
+        self._at: Literal["poll", "judge", "pause"] | None = (
+            None  # what ``collect`` may wait for; None: it is not there
+        )
+        self._suspended: dict[str, Any] | None = None  # how a stop left the engine and the scores
         self._paused = True  # the engine holds nothing of ours
         self._environment_before: Metrics = {}  # counts of environments when the last step ended
         self._moved, self._moved_at = self._standing(), time.monotonic()
@@ -171,11 +177,14 @@ class StreamingCollector:
             SamplingStopped: a cap or the end of the data was met with ``cap.then: stop``, or the verifier scores
                 nothing.
             RunStuck: groups are held, and nothing is awaited that could change them.
+            BaseException: whatever ``Rollouts.look`` raised. ``leave`` is to be called then.
             Exception: whatever a scorer, a stream or a hook raised. See ``give_up`` for what ``state()`` is then.
         """
         try:
+            self._at = None
             if self.begun and self.step == step:
                 self._before = self._state()
+                self._go_on()
             else:
                 self.begin(step)
             while not self.ready():
@@ -184,12 +193,33 @@ class StreamingCollector:
                         raise self._stuck()
                     self.meet_cap()
                     break
+            self._at = "pause"
             if not self.timing.overlaps:
                 self.pause()
+                if self.rollouts.look is not None:
+                    self.rollouts.look()  # a batch that is ready is learnt after a resume
         except Exception as error:
             self.give_up(error)
             raise
         return self.take()
+
+    def leave(self) -> LeftInStep:
+        """Make ``state()`` one from which a resume goes on in the middle of the step, after ``look`` ended ``collect``.
+
+        Responses in progress are kept. Where the digits of a run repeat, so does the order of what is left to happen;
+        if the engine cannot say how it stands, ``state()`` is the one from before this collection.
+        """
+        engine = None if self._paused or self.timing.turn is not None else self.rollouts.suspended()
+        kept = self._at is not None and (self._paused or engine is not None or not self.timing.repeats)
+        groups, wanted = len(self.kept), self.prompts_per_step
+        if kept:
+            scores, part = self.scores.state(self.engine.clock), self._recalled()
+            new = [[*response.key, response.new_tokens] for response in part]
+            self._suspended = {"at": self._at, "scores": scores, "engine": engine, "new": new}
+        else:
+            self.rolled_back = True
+        unfinished = sum(len(group.missing()) for group in self.open.values())
+        return LeftInStep(self.step, kept or self._at is None, groups, wanted, unfinished)
 
     def give_up(self, error: Exception) -> None:
         """End the step without a batch because of ``error``, so that ``state()`` can be saved.
@@ -281,21 +311,50 @@ class StreamingCollector:
 
     def rest(self) -> None:
         """Take back what the engine has, so that ``state`` can be taken; the next ``pump`` goes on."""
-        if not self.rolled_back:
+        if not self.rolled_back and self._suspended is None:
             self.pause() if self.timing.turn is None else self.hold()
 
     def hold(self) -> None:
         """Pause without waiting for scores: the engine rests no longer than it takes to write a state."""
+        self._recalled()
+
+    def _recalled(self) -> list[Response]:
+        """As ``hold``; return the responses that are not finished."""
         if self._paused:
-            return
+            return []
         recalled = self.rollouts.recall("train")
-        for response in recalled:  # the engine continues those that go on
+        for response in recalled:
             self.account.generated(response.new_tokens)
-            self.open[response.key.group].completions_G[response.key.sample] = response
+        part = [response for response in recalled if response.finish is None]
+        for response in part:  # the engine continues from these
+            self.open[response.key.group].interrupted(response)
         if over := [response for response in recalled if response.finish is not None]:
             with self.phases("score"):
                 self._ask(over)
         self._paused = True
+        return part
+
+    def _go_on(self) -> None:
+        """Go on where ``leave`` left the step, if there. An engine that is another one goes on behind the prefixes."""
+        left, self._suspended = self._suspended, None
+        if left is None:
+            return
+        self.scores.load(left["scores"], self.engine.clock, self.open)
+        if left["engine"] is None:
+            return
+        self._paused = False
+        for group in self.open.values():
+            self._submit(group)
+        earlier = {Key(*key): tokens for *key, tokens in left["new"]}
+        if not self.rollouts.resume(left["engine"], earlier):
+            return
+        self.account.generated(-sum(earlier.values()))  # they count when their responses end
+        for key, tokens in earlier.items():
+            self.open[key.group].uncounted[key.sample] = tokens
+        if left["at"] == "poll":
+            self._advance(self._patience())
+        else:
+            self._judge_due()
 
     def take(self) -> StepBatch:
         """Take the batch of this step: the oldest P kept groups train; the rest is carried or discarded."""
@@ -335,6 +394,7 @@ class StreamingCollector:
         groups = {group.id: group for group in [*self.kept, *from_tree(list[Group], state["others"])]}
         self.account.groups = [groups[number] for number in state["judged"]]
         self.account.settled = [groups[number] for number in state["settled"]]
+        self._suspended = state.get("suspended")
         self._restored = True
 
     @property
@@ -429,6 +489,7 @@ class StreamingCollector:
     # ------------------------------------------------------------------ receive, score, judge
 
     def _advance(self, timeout: float | None) -> None:
+        self._at = "poll"
         with self.phases("generate"):
             self.rollouts.pump(timeout)
         if lost := self.rollouts.lost("train"):
@@ -444,12 +505,15 @@ class StreamingCollector:
                 for response in ended:
                     self.account.generated(response.new_tokens)
                 self._ask(ended)
-        if self.rollouts.under_way("train") or self.timing.turn is not None:
-            if not self.rollouts.under_way("train"):
-                self.scores.wait(timeout)
-            self._judge_ended(self.engine.clock)
-        else:
-            self._judge_ended(None)
+        self._at = "judge"
+        if self.timing.turn is not None and not self.rollouts.under_way("train"):
+            self.scores.wait(timeout)
+        self._judge_due()
+
+    def _judge_due(self) -> None:
+        """Let the scores take effect whose time has come; all, where nothing decodes that others could wait for."""
+        decodes = self.rollouts.under_way("train") or self.timing.turn is not None
+        self._judge_ended(self.engine.clock if decodes else None)
 
     def _ask(self, responses: Sequence[Response]) -> None:
         """Take in whole responses and ask for their scores."""
@@ -624,4 +688,5 @@ class StreamingCollector:
             "settled": [group.id for group in account.settled],
             "account": to_tree(account),
             "engine": account.of_step(self.engine.stats()),
+            "suspended": self._suspended,
         }

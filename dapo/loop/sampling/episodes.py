@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from dapo.errors import EpisodeError
 from dapo.loop.sampling.dialogue import Dialogue
 from dapo.loop.sampling.episode import EpisodeState, Limits
+from dapo.loop.sampling.patience import patiently
 from dapo.loop.sampling.texts import Texts
 from dapo.loop.sampling.turn_rows import RowOfTurns, present, rows_of_requests
 from dapo.metrics.phases import Phases
@@ -187,7 +188,7 @@ class Episodes:
     # ------------------------------------------------------------------ answers
 
     def due(
-        self, tick: int, version: int, *, idle: bool, patience: float | None
+        self, tick: int, version: int, *, idle: bool, patience: float | None, look: Callable[[], None] | None = None
     ) -> tuple[list[SampleRequest], list[Response]]:
         """Return what the answers that take effect now lead to: further requests, and episodes that ended.
 
@@ -196,12 +197,12 @@ class Episodes:
             version: of its weights.
             idle: the engine has nothing to do: the earliest answers take effect at once.
             patience: seconds to wait for an answer where a clock decides the order.
+            look: called while a late answer is waited for; see ``Rollouts.look``.
         """
         self._version = version
-        over, self._over = self._over, []
         self._arrived(0.0)
         asked = [episode for episode in self._episodes.values() if episode.due is not None]
-        if idle and asked and not over:
+        if idle and asked and not self._over:
             if self.waits:
                 tick = max(tick, min(episode.due for episode in asked if episode.due is not None))
             elif all(episode.answer is None for episode in asked):
@@ -212,6 +213,9 @@ class Episodes:
             for key, each in self._episodes.items()
             if each.due is not None and (each.due <= tick if self.waits else each.answer is not None)
         ]
+        for _, key in sorted(ripe):  # before any takes effect: an exception in the wait changes nothing
+            self._waited_for(self._episodes[key], look)
+        over, self._over = self._over, []
         for _, key in sorted(ripe):
             episode = self._episodes[key]
             for found in self._take(episode, self._waited_for(episode), tick):
@@ -234,26 +238,26 @@ class Episodes:
         self._episodes.clear()
         self.players.close()
 
-    def _waited_for(self, episode: EpisodeState) -> Answer:
-        """Return the answer to an episode's question.
+    def _waited_for(self, episode: EpisodeState, look: Callable[[], None] | None = None) -> Answer:
+        """Return the answer to an episode's question; see ``Rollouts.look``.
 
         Raises:
             EpisodeError: it never came back.
         """
         while episode.answer is None:
-            if not self._arrived(None):
+            if not self._arrived(None, look):
                 key = episode.request.key
                 raise EpisodeError(f"the environment of response {key.sample} of group {key.group} never answered")
         return episode.answer
 
-    def _arrived(self, timeout: float | None) -> bool:
+    def _arrived(self, timeout: float | None, look: Callable[[], None] | None = None) -> bool:
         """Take in the answers that are there (None: wait for one); return whether there were any."""
         if timeout == 0.0:
             answers = self.players.poll(0.0)
         else:
             began = time.monotonic()
             with self.phases("environment"):
-                answers = self.players.poll(timeout)
+                answers = patiently(self.players.poll, timeout, look)
             self.waited += time.monotonic() - began
         for answer in answers:
             if (episode := self._episodes.get(answer.key)) is not None and episode.question is not None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dapo.config.schema import DynamicSampling
 from dapo.errors import RewardError
@@ -17,6 +18,7 @@ from dapo.loop.sampling.account import Account
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.metrics.phases import Phases
 from dapo.types.batch import Group, Key, Prompt, Response, SampleRequest, SamplingParams, Score
+from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import Disposition
 from dapo.types.seeds import COPIES, TRAINING, derive_seed, derive_seeds
 
@@ -31,6 +33,8 @@ class OpenGroup:
     completions_G: list[Response]
     scores_G: list[Score | None] = field(default_factory=list)
     unscored: int = field(init=False)  # responses without a score
+    uncounted: dict[int, int] = field(init=False, default_factory=dict)
+    """Tokens of a prefix, by response, that count as generated when it ends: a stop came in the middle of a step."""
 
     def __post_init__(self) -> None:
         self.unscored = sum(score is None for score in self.scores_G)
@@ -48,7 +52,13 @@ class OpenGroup:
 
     def tokens(self) -> int:
         """Count the sampled tokens held here; those that still decode are not known before the response ends."""
-        return sum(response.model_tokens for response in self.completions_G)
+        held = sum(response.model_tokens for response in self.completions_G)
+        return held - sum(self.uncounted.get(key.sample, 0) for key in self.missing())
+
+    def interrupted(self, response: Response) -> None:
+        """Take in what there is of a response that the engine gave back."""
+        self.completions_G[response.key.sample] = response
+        self.uncounted.pop(response.key.sample, None)
 
     def missing(self) -> list[Key]:
         """Return the keys of the responses that did not end yet."""
@@ -144,23 +154,26 @@ class Scores:
         """
         self._arrived_now(0)
         while self._ended and (until is None or not self.waits or self._ended[0][0] <= until):
-            _, key = self._ended.popleft()
-            self._due.setdefault(key.group, []).append(key)
-            if len(self._due[key.group]) == missing(key.group) and (self.waits or until is None):
+            _, key = self._ended[0]
+            due = [*self._due.get(key.group, ()), key]
+            whole = len(due) == missing(key.group) and (self.waits or until is None)
+            if whole:
+                self._wait_for(due)
+            self._ended.popleft()
+            self._due[key.group] = due
+            if whole:
                 yield from self._scores(self._due.pop(key.group))
         for group in [] if self.waits or until is None else list(self._due):
             keys = self._due[group]
             if len(keys) == missing(group) and all(key in self._arrived for key in keys):
                 yield from self._scores(self._due.pop(group))
         if until is None:
-            due, self._due = self._due, {}
-            for keys in due.values():
-                yield from self._scores(keys)
+            self._wait_for([key for keys in self._due.values() for key in keys])
+            for group in list(self._due):
+                yield from self._scores(self._due.pop(group))
 
     def _scores(self, keys: list[Key]) -> Iterator[tuple[Key, Score]]:
         for key in keys:
-            if key not in self._arrived:
-                self._wait_for(key)
             self._asked.discard(key)
             yield key, self._arrived.pop(key)
 
@@ -178,15 +191,38 @@ class Scores:
                 f"the scores of {self.waiting} responses never came back: the scorer says that it owes none"
             )
 
+    def state(self, tick: int) -> dict[str, Any]:
+        """Return what was asked and is not in effect, in order, at ``tick`` of the engine's clock."""
+        self._arrived_now(0)
+        return {
+            "ended": [[at - tick, *key] for at, key in self._ended],
+            "due": [list(key) for keys in self._due.values() for key in keys],
+            "arrived": [[list(key), to_tree(score)] for key, score in self._arrived.items()],
+        }
+
+    def load(self, state: Mapping[str, Any], tick: int, groups: Mapping[int, OpenGroup]) -> None:
+        """Go on from ``state`` at ``tick`` of this engine's clock; ask again for what had not arrived."""
+        self._ended = deque((at + tick, Key(*key)) for at, *key in state["ended"])
+        for key in (Key(*each) for each in state["due"]):
+            self._due.setdefault(key.group, []).append(key)
+        self._arrived = {Key(*key): from_tree(Score, tree) for key, tree in state["arrived"]}
+        self._asked = {key for _, key in self._ended} | {key for keys in self._due.values() for key in keys}
+        for key in sorted(self._asked - self._arrived.keys()):
+            group = groups[key.group]
+            self.rollouts.judge(key, group.prompt, group.completions_G[key.sample])
+            self.waiting += 1
+
     def held(self) -> tuple[int, int | None]:
         """Count the scores that arrived and are not in effect; return the engine step of the first that has one."""
         return len(self._asked) - self.waiting, self._ended[0][0] if self._ended and self.waits else None
 
-    def _wait_for(self, key: Key) -> None:
-        while key not in self._arrived:
-            if not self._arrived_now(None):
-                raise RewardError(f"the score of response {key.sample} of group {key.group} never came back")
-            self.pulse()
+    def _wait_for(self, keys: Sequence[Key]) -> None:
+        """Wait for scores before any of them takes effect: an exception in the wait leaves everything as it was."""
+        for key in keys:
+            while key not in self._arrived:
+                if not self._arrived_now(None):
+                    raise RewardError(f"the score of response {key.sample} of group {key.group} never came back")
+                self.pulse()
 
     def _arrived_now(self, timeout: float | None) -> bool:
         """Take in the scores that are there (None: wait for one); the verifiers go on with the others."""

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from dapo.errors import EngineError
 from dapo.loop.sampling.episodes import PATIENCE, Episodes
+from dapo.loop.sampling.patience import patiently
 from dapo.loop.sampling.texts import Decode, Texts, cut_text
 from dapo.types.batch import Key, Lane, Prompt, Response, SampleRequest, Score
 from dapo.types.enums import FinishReason
 from dapo.types.evidence import ENGINE, ENVIRONMENT, Awaited
 from dapo.types.extra import extra_problem
-from dapo.types.protocols import Engine, Scorer, WorksAlone
+from dapo.types.protocols import Engine, Scorer, Suspends, WorksAlone
 
 
 class Rollouts:
@@ -37,10 +39,13 @@ class Rollouts:
 
     Attributes:
         watch: called after each ``engine.poll``.
+        look: called before each wait for the engine or a score, and every second of it. It may raise to leave
+            the wait, and nothing has changed then. None: nothing asks for that.
         happened: responses that ended, replies that took effect and scores that arrived, so far.
     """
 
     watch: Callable[[], None] | None = None
+    look: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -146,7 +151,10 @@ class Rollouts:
         """
         waited = self.episodes is not None and self.episodes.waiting > 0
         start = time.perf_counter()
-        events = self.engine.poll(self._a_step() if waited else timeout)
+        if self.look is not None:
+            self.look()
+        patience = self._a_step() if waited else timeout
+        events = patiently(self.engine.poll, patience, self.look, lambda: self.engine.clock)
         self._polled += time.perf_counter() - start
         if self.watch is not None:
             self.watch()
@@ -192,7 +200,8 @@ class Rollouts:
         if not waiting and not held:
             return 0
         idle = sum(self._under_way.values()) == waiting + held
-        requests, over = self.episodes.due(self.engine.clock, self.engine.version, idle=idle, patience=patience)
+        now = self.engine.clock, self.engine.version
+        requests, over = self.episodes.due(*now, idle=idle, patience=patience, look=self.look)
         self._let_go(self.episodes.held())
         self._hand_over([self._where_kept(request) for request in requests])
         self._let_go(each.key for each in over)
@@ -351,6 +360,28 @@ class Rollouts:
         thought = thinking.tokens(whole.token_ids, closings) if closed else len(whole)
         return replace(whole, answer=answer, thinking=thought, closed=closed)
 
+    # ------------------------------------------------------------------ a stop in the middle of a step
+
+    def suspended(self) -> dict[str, Any] | None:
+        """Return how the engine stands in the middle of training's responses; None: it cannot say so.
+
+        To be called before ``recall``. Requests that go on behind what that returns, and ``resume``, then make the same
+        tokens at the same steps as if nothing had happened.
+        """
+        if self.episodes is not None or self._thinking or not isinstance(self.engine, Suspends):
+            return None
+        return self.engine.suspended()
+
+    def resume(self, state: Mapping[str, Any], earlier: Mapping[Key, int]) -> bool:
+        """Let the engine go on as ``suspended`` said, with what was submitted since; False: it is another engine.
+
+        ``earlier``: tokens of responses that count as new when they end.
+        """
+        if not isinstance(self.engine, Suspends) or not self.engine.resume(state):
+            return False
+        self._earlier.update(earlier)
+        return True
+
     # ------------------------------------------------------------------ scores
 
     def judge(self, key: Key, prompt: Prompt, response: Response) -> None:
@@ -372,7 +403,7 @@ class Rollouts:
                 None an empty answer means that the scores asked for never came back.
         """
         while not self._scores[lane] and self._asked[lane]:
-            arrived = self.scorer.poll(timeout)
+            arrived = patiently(self.scorer.poll, timeout, self.look)
             self.happened += len(arrived)
             for key, score in arrived:
                 self._scores[key.lane].append((key, score))

@@ -15,7 +15,7 @@ from dapo.engines.inbox import check_idle, check_requests
 from dapo.engines.requests import Gate, ended_before, sequence_of
 from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
-from dapo.types.batch import Prompt, Response, SamplingParams, Score, Ticket, content_id
+from dapo.types.batch import Key, Prompt, Response, SamplingParams, Score, Ticket, content_id
 from dapo.types.enums import FinishReason
 from dapo.types.seeds import derive_seed
 
@@ -123,6 +123,16 @@ class ScriptedEngine:
         self.queue = [entry for entry in self.queue if entry[0].key not in named]
         self.present -= {event.key for event in events}
         return sorted(events, key=lambda e: e.key)
+
+    def suspended(self):
+        return {"active": [[*key, self.waits[key]] for key in self.active]}
+
+    def resume(self, state):
+        waits = {Key(*key): wait for *key, wait in state["active"]}
+        self.active = {entry[0].key: tuple(entry) for entry in self.queue if entry[0].key in waits}
+        self.queue = [entry for entry in self.queue if entry[0].key not in waits]
+        self.waits |= waits
+        return True
 
     def load(self, ticket, in_flight="abort"):
         check_idle(len(self.active) + len(self.queue), in_flight)
@@ -248,7 +258,7 @@ def make_collector(
         settings=chosen,
         shape=BatchShape(prompts, group),
         run_seed=1,
-        timing=CollectorTiming(lag, overlaps, turn),
+        timing=CollectorTiming(lag, overlaps, turn=turn, repeats=turn is None),
         watch=watch,
         phases=phases,
     )

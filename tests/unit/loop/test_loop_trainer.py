@@ -129,8 +129,9 @@ def resumed(folder, before, late=None, **options):
     """
     run = make_run(folder, resume=True, **(WORLD | options))
     first = run.trainer.counters.training_steps
+    begins = first == 0 and run.trainer.evaluated_at < 0  # the evaluation of its start was left
     assert run()
-    expected = range(first + bool(first), STEPS + 1)  # the start is evaluated again
+    expected = range(first + (not begins), STEPS + 1)
     assert sorted(run.recorder.rows) == sorted({*expected, *([] if late is None else [late])})
     assert run.recorder.extra == {}
     together = [*before.trained[:first], *run.trained]
@@ -478,17 +479,30 @@ def test_a_batch_with_nothing_to_learn_from_moves_no_weight(tmp_path):
 DURING = [*dict.fromkeys(TRAIN), "evaluate", "record", "learner save"]
 
 
+ASKED = (
+    "Ctrl-C: stopping and saving; a batch that is being learnt is finished first. Press it again to leave at once, "
+    "without a checkpoint."
+)
+
+
 @pytest.mark.parametrize("during", quick(DURING, DURING[:2] + DURING[-3:]))
-def test_ctrl_c_finishes_the_step_wherever_it_comes(tmp_path, whole, during):
+def test_ctrl_c_finishes_what_the_learner_does_and_leaves_the_rest(tmp_path, whole, during):
     hooks = {(during, 2): partial(signal.raise_signal, signal.SIGINT)}
     run = make_run(tmp_path / "part", hooks=hooks, **WORLD)
     assert run() is False
     assert run.trainer.stopping.by == "Ctrl-C"
-    assert run.log.calls(2) == whole.log.calls(2)
     assert run.log.calls(3) == []
-    assert (run.saved, sorted(run.recorder.rows)) == ([2], [0, 1, 2])
-    assert run.recorder.warned == ["Ctrl-C: finishing this step, then saving. Press it again to leave at once."]
-    assert weights(resumed(tmp_path / "part", run)) == weights(whole)
+    assert run.recorder.warned[0] == ASKED
+    if during == "collect":  # this batch is collected by the resumed run, and no step is recorded that is not learnt
+        assert run.log.calls(2) == ["collect", "learner save"]
+        assert (run.saved, sorted(run.recorder.rows)) == ([1], [0, 1])
+    else:
+        assert (run.saved, sorted(run.recorder.rows)) == ([2], [0, 1, 2])
+    evaluated = during in ("record", "learner save")
+    assert (2 in run.recorder.evaluations) is evaluated
+    rest = resumed(tmp_path / "part", run, late=None if evaluated or during == "collect" else 2)
+    assert (2 in rest.recorder.evaluations) is not evaluated
+    assert weights(rest) == weights(whole)
 
 
 def test_sigterm_before_the_first_step_saves_what_there_is(tmp_path, whole):
@@ -499,8 +513,12 @@ def test_sigterm_before_the_first_step_saves_what_there_is(tmp_path, whole):
 
 def test_a_second_ctrl_c_leaves_at_once_and_the_handlers_are_put_back(tmp_path):
     before = signal.getsignal(signal.SIGINT)
-    hooks = {(call, 3): partial(signal.raise_signal, signal.SIGINT) for call in ("collect", "learner learn")}
-    run = make_run(tmp_path, hooks=hooks)
+
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    run = make_run(tmp_path, hooks={("learner learn", 3): twice})
     with pytest.raises(KeyboardInterrupt):
         run()
     assert signal.getsignal(signal.SIGINT) is before
