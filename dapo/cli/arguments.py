@@ -23,6 +23,7 @@ RecipeArguments = Annotated[
 ResumeOption = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder; then no RECIPE is given.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else goes to stderr.")]
 
 
 def pages(*names: str) -> str:

@@ -92,6 +92,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
 
 
 def _add_fit(sections: Sections, fit: Fit) -> None:
+    sections.numbers |= fit.numbers
     for title, lines in ((HERE, fit.lines), (GRAVE, fit.grave), (DOUBTS, fit.doubts)):
         sections.add(title, lines)
 

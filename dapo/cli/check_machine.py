@@ -77,6 +77,7 @@ class Fit:
     doubts: list[str] = field(default_factory=list)
     grave: list[str] = field(default_factory=list)  # for which the run is not called good
     refusals: list[str] = field(default_factory=list)  # why this machine does not hold it
+    numbers: dict[str, float | None] = field(default_factory=dict)  # of the lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ def judge(recipe: Recipe, needs: Needs) -> Fit:
     place = "GPU memory" if needs.device == "cuda" else "memory"
     used, has = size_text(needs.memory), "an unknown size" if needs.has is None else size_text(needs.has)
     fit.lines.append(f"about {used} of {has} of {place}, estimated")
+    fit.numbers |= {"memory_bytes": needs.memory, "memory_bytes_here": needs.has}
     rows = _rows(recipe) * recipe.learner.context_parallel
     if found.ranks > rows:
         fit.grave.append(
@@ -176,6 +178,7 @@ def judge(recipe: Recipe, needs: Needs) -> Fit:
         return fit
     whole, times = needs.seconds(recipe), evaluations(recipe) if needs.evaluation else 0
     assert whole is not None
+    fit.numbers |= {"step_seconds": needs.step, "hours": whole / 3600}
     steps, parts, assumed = counted(needs.steps or recipe.trainer.steps, "step"), "", ""
     if needs.generate:
         parts = f" ({span(needs.generate)} to generate, {span(needs.learn)} to learn)"

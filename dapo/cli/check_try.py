@@ -141,6 +141,7 @@ def _add_time(fit: Fit, recipe: Recipe, looked: Looked, found: Measured, rounds:
         f"groups, {span(learn)} to learn from {wanted}), {counted(recipe.trainer.steps, 'step')} and "
         f"{counted(evaluations(recipe), 'evaluation')} in about {span(whole)}, by proportion"
     )
+    fit.numbers |= {"step_seconds": generate + learn, "hours": whole / 3600}
     return whole
 
 

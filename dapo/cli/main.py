@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dapo import __version__
-from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
+from dapo.cli.arguments import AsJson, RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
+from dapo.cli.compare import compare
 from dapo.cli.completion import complete_key, complete_name
 from dapo.cli.error_lines import tell_error
 from dapo.cli.importing import import_recipe
@@ -51,6 +53,7 @@ _COMMANDS = {
     "train": (_TRAIN, _RECIPE, "tutorial configuration"),
     "sft": (_TRAIN, _RECIPE, "base_to_trained configuration"),
     "launch": (_TRAIN, _RECIPE, "slurm configuration"),
+    "compare": (_LOOK, "RUN ... [--by KEY] [--at tokens]", "reading_a_run"),
     "report": (_LOOK, "RUN ... [-o FOLDER]", "reading_a_run warnings"),
     "view": (_LOOK, "[RUNS]", "reading_a_run warnings"),
     "data": (_LOOK, "RUN", "dynamic_sampling"),
@@ -215,16 +218,24 @@ def check(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also show what does not concern this recipe.")
     ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Say whether a recipe is good before it runs: data, rewards on gold and wrong answers, memory, time, files."""
     recipe, overrides = recipe_and_overrides(arguments)
+    from dapo.cli.check_screen import Checked, Sections, check_of, print_check, print_object
     from dapo.config import load_recipe
 
-    loaded = load_recipe(recipe, overrides, sft=supervised)
+    try:
+        loaded = load_recipe(recipe, overrides, sft=supervised)
+    except DapoError as error:
+        if as_json:
+            print_object(Checked(recipe, "", Sections(), error=error))
+        raise
     from dapo.cli.check import look_at_run
-    from dapo.cli.check_screen import print_check
 
-    return print_check(loaded, partial(look_at_run, tries=tries), tried=tries > 0, verbose=verbose)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        checked = check_of(loaded, partial(look_at_run, tries=tries), tried=tries > 0)
+    return print_object(checked) if as_json else print_check(checked, verbose=verbose)
 
 
 @_command("recipes")
@@ -344,6 +355,7 @@ def data(
 _command("evaluate")(evaluate)
 _command("export")(export)
 _command("rollouts")(rollouts)
+_command("compare")(compare)
 
 
 @_command("report")
@@ -356,11 +368,12 @@ def report(
         typer.Option("-o", "--out", metavar="FOLDER", help="Default: RUN/report, or dapo-report for several runs."),
     ] = None,
     budget_mb: Annotated[float, typer.Option(help="Most megabytes of report.html.")] = 10.0,
+    as_json: AsJson = False,
 ) -> int:
     """Write one HTML file that opens anywhere, and a trace for Perfetto."""
     from dapo.cli.report import report_runs
 
-    report_runs(runs, out, budget_mb)
+    report_runs(runs, out, budget_mb, as_json=as_json)
     return 0
 
 

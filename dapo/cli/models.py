@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dapo.cli.arguments import AsJson
 from dapo.errors import RecipeError
 
 Best = Annotated[bool, typer.Option("--best", help="The checkpoint that is best by checkpoint.best.")]
@@ -60,9 +61,7 @@ def evaluate(
         Path | None,
         typer.Option("-o", "--out", metavar="FILE", help="Write every answer there, a line of JSON each."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on stdout; everything else goes to stderr.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Accuracy with its interval, pass@k, majority vote, lengths and truncation, per data set."""
     from dapo.cli.evaluate_recipe import evaluation_recipe, recipe_against

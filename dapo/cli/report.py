@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -18,6 +20,10 @@ from dapo.report.machines import in_one_line
 from dapo.report.page_data import RunView
 from dapo.words import counted
 
+if TYPE_CHECKING:
+    from dapo.report.page_files import ReportFiles
+    from dapo.report.reader import RunContents
+
 SEVERAL = "dapo-report"
 """The folder for a report of several runs, in the working directory."""
 LEAST_MB = 2.0
@@ -25,7 +31,12 @@ _STATE_STYLES = {"finished": GOOD, "failed": BAD, "killed": BAD, "unfilled": BAD
 
 
 def report_runs(
-    runs: Sequence[Path], out: Path | None = None, budget_mb: float = 10.0, console: Console | None = None
+    runs: Sequence[Path],
+    out: Path | None = None,
+    budget_mb: float = 10.0,
+    console: Console | None = None,
+    *,
+    as_json: bool = False,
 ) -> None:
     """Write the report of runs and say what it says and where it is.
 
@@ -34,6 +45,7 @@ def report_runs(
         out: where to write; default ``RUN/report`` for one run, ``dapo-report`` here for several.
         budget_mb: most megabytes of report.html.
         console: where to print; default the standard output.
+        as_json: print one object, as docs/cli.md describes it.
 
     Raises:
         RecipeError: a folder holds no run, or the budget is too small for any page.
@@ -47,7 +59,11 @@ def report_runs(
     from dapo.report.reader import read_run
 
     target = out or _default_folder(folders)
-    written = write_report([read_run(folder.path) for folder in folders], target, int(budget_mb * 1e6))
+    contents = [read_run(folder.path) for folder in folders]
+    written = write_report(contents, target, int(budget_mb * 1e6))
+    if as_json:
+        print(json.dumps(_as_object(contents, written), indent=1))
+        return
     for view in written.bundle["runs"]:
         _tell(console, view)
     for family in written.bundle["families"]:
@@ -57,6 +73,35 @@ def report_runs(
     for path in written.files:
         size = Text(f"{_size(path.stat().st_size):>9}  ", style=QUIET)
         console.print(size.append(clean(str(path), newlines=False), style=""), soft_wrap=True)
+
+
+def _as_object(contents: Sequence[RunContents], written: ReportFiles) -> dict[str, Any]:
+    """Return the outcome of runs and their differences."""
+    from dapo.report.comparison import compare_runs
+    from dapo.report.comparison_words import as_object
+    from dapo.report.rules.course import Facts
+
+    runs = []
+    for run, view in zip(contents, written.bundle["runs"], strict=True):
+        evaluations = [
+            {"step": one.step, "accuracy": one.accuracy, "low": ends[0], "high": ends[1]}
+            for one in Facts(run).evaluations
+            for ends in [one.interval or (None, None)]
+        ]
+        runs.append(
+            {
+                "run": view["label"],
+                **{key: view[key] for key in ("folder", "family", "seed")},
+                **{key: view["status"][key] for key in ("state", "step", "steps", "seconds")},
+                "outcome": view["sentences"],
+                "evaluations": evaluations,
+                "warnings": view["advice"],
+                "difference": [dict(zip(("key", "preset", "run"), one, strict=True)) for one in run.difference],
+                "notes": view["notes"],
+            }
+        )
+    compared = as_object(compare_runs(contents)) if len(contents) > 1 else None
+    return {"runs": runs, "comparison": compared, "files": list(map(str, written.files))}
 
 
 def _default_folder(folders: Sequence[RunFolder]) -> Path:

@@ -10,7 +10,7 @@ from dapo.metrics.charts import charts_of
 from dapo.metrics.glossary import lookup
 from dapo.report.choose import choose_rollouts, live_rollouts
 from dapo.report.compare import bands_of, labels_of
-from dapo.report.comparison import compare_families
+from dapo.report.comparison_words import compare_families
 from dapo.report.machines import without_repeats
 from dapo.report.outcome import sentences_of, status_of, tiles_of
 from dapo.report.page_data import Definition, PageData, RecipeView, RunView

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -47,8 +48,17 @@ def families(runs: Sequence[RunContents]) -> dict[str, list[RunContents]]:
 
 
 def bands_of(runs: Sequence[RunContents], points: int = POINTS) -> dict[str, dict[str, Band]]:
-    """By family and metric: mean, least and greatest over its runs, at the steps at which all of them measured it."""
-    return {family: _bands(members, points) for family, members in families(runs).items()}
+    """By family and metric: mean, least and greatest over its runs, at the steps at which all of them measured it.
+
+    A run that ended before half of the longest one, or that never has the metric, silences no other.
+    """
+    found: dict[str, dict[str, Band]] = {}
+    for family, members in families(runs).items():
+        longest = max(run.last_step for run in members)
+        members = [run for run in members if 2 * run.last_step >= longest]
+        if len(members) > 1:
+            found[family] = _bands(members, points)
+    return found
 
 
 def _bands(runs: list[RunContents], points: int) -> dict[str, Band]:
@@ -59,21 +69,23 @@ def _bands(runs: list[RunContents], points: int) -> dict[str, Band]:
     rows = [[row for row in run.rows if row["step"] in chosen] for run in runs]
     keys = [
         key
-        for key in dict.fromkeys(key for row in rows[0] for key in row)
+        for key in dict.fromkeys(key for row in itertools.chain(*rows) for key in row)
         if key != "step" and not key.startswith(LEFT_OUT)
     ]
     seeds = np.stack([matrix_of(each, keys)[1] for each in rows])  # [runs, steps, keys]
-    seeds[:, np.isnan(seeds).any(axis=0)] = np.nan
+    silent = np.asarray(np.isnan(seeds).all(axis=1), np.bool_)  # [runs, keys]
+    seeds[:, (np.isnan(seeds) & ~silent[:, None]).any(axis=0)] = np.nan
     sparse = [n for n, key in enumerate(keys) if key.startswith(SPARSE)]
-    alone = np.asarray((~np.isnan(seeds[0][:, sparse])).any(axis=1), np.bool_)
+    alone = np.asarray((~np.isnan(seeds[:, :, sparse])).any(axis=(0, 2)), np.bool_)
     starts, marks = stretches(len(common), points, alone)
     means = np.stack([thin(seed, starts)[0] for seed in seeds])  # of each run, over each stretch
     steps = np.array(common)[marks]
     bands: dict[str, Band] = {}
     for n, key in enumerate(keys):
-        known = ~np.isnan(means[0, :, n])
-        if known.any():
-            values = means[:, known, n]
+        having = means[~silent[:, n], :, n]
+        known = ~np.isnan(having[:1]).all(axis=0)
+        if known.any() and len(having) > 1:
+            values = having[:, known]
             bands[key] = {
                 "steps": steps[known].tolist(),
                 "mean": plain((values / len(values)).sum(axis=0)),

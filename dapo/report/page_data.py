@@ -256,10 +256,10 @@ class FamilyView(TypedDict):
     """The seeds of one recipe, among several that are compared."""
 
     family: str  # as in RunView, or the label of a run that stands alone
-    name: str  # the settings in which it differs from the others, or a label; "" where nothing does
+    name: str  # what its runs' names begin with, and the settings that tell it from the others; "" for the only one
     runs: list[str]  # labels
     said: str  # its result, and its difference from the first family; "" where nothing can be compared
-    tone: Tone  # good and bad: better or worse than the first by more than chance
+    tone: Tone  # good and bad: better or worse than the first, as is shown; of single runs by more than chance
 
 
 class Definition(TypedDict):

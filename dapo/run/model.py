@@ -150,7 +150,7 @@ def model_path(name: str, recipe: Recipe, console: Console) -> str:
     """
     if not is_builtin(name):
         return name
-    cache, seed = _models_cache(recipe), recipe.run.seed
+    cache, seed = _models_cache(recipe), recipe.model.builtin_seed
     found = find_builtin_model(name, cache, seed=seed)
     if found is not None:
         console.say(f"the warmed-up base model is {found}")

@@ -156,6 +156,8 @@ def test_compared_recipes_have_a_sentence_each_and_a_table_without_broken_words(
         assert items.nth(1).get_attribute("class") == "good"
         heights = page.locator(".compare tbody tr").evaluate_all("rows => rows.map(row => row.offsetHeight)")
         assert max(heights) < 50
+        second = page.locator(".compare tbody tr").first.locator("td").nth(1).bounding_box()
+        assert second["x"] + second["width"] <= width  # in view without a scroll
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         plots = page.evaluate(
             "[...document.querySelectorAll('#charts figure')].map(one =>"

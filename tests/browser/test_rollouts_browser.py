@@ -62,6 +62,23 @@ def test_a_filter_opens_its_first_hit_and_next_walks_the_list(show: Show) -> Non
     assert seen.page.get_by_role("button", name="Next →").is_disabled()
 
 
+def test_the_neighbours_of_a_group_further_down_than_the_list_open(show: Show) -> None:
+    """The list holds the first 500 of 640 groups, the open one is of the last step."""
+    run = sample_run()
+    run["rollouts"]["groups"] = [sample_group(step, step * 32 + i) for step in range(1, 21) for i in range(32)]
+    seen = show(sample_bundle(run), link="#run=sample&step=20&group=641")
+    wait_group(seen, 20, 641)
+    wait_count(seen, "500 of 640 groups. The open group is further down.")
+    for button, step, group in (
+        ("Next →", 20, 642),
+        ("← Previous", 20, 641),
+        ("← Previous", 20, 640),
+        ("← Previous", 19, 639),
+    ):
+        seen.page.get_by_role("button", name=button).click()
+        wait_group(seen, step, group)
+
+
 def test_a_colour_that_no_token_has_is_explained(show: Show) -> None:
     run = sample_run()
     for group in run["rollouts"]["groups"]:

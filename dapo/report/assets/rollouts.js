@@ -2,6 +2,7 @@
 // held-out answers before and after.
 
 const PAGE_OF_GROUPS = 500;
+const STEPS_ASKED = 20; // for a group beside the open one: filters may leave none for a long way
 const DISPOSITIONS = ["trained", "carried", "filled", "copied", "expired", "discarded"];
 
 class GroupBrowser {
@@ -125,21 +126,52 @@ class GroupBrowser {
     const further = this.rows.length < this.total && !Object.values(this.filter).some(Boolean);
     const where = further ? "The open group is further down." : "The open group is not in this list.";
     put(this.count, visible(this.told), this.openKey && !inList ? where : null);
-    this.panel.neighbours({ before: this.neighbour(-1), after: this.neighbour(1) });
+    this.offer();
   }
 
-  /** Opens the row before or after the open one, as the list is sorted; null where there is none. */
-  neighbour(by) {
-    const find = () => {
-      const rows = this.list.order();
-      const at = rows.findIndex((row) => row.key === this.openKey);
-      return at >= 0 ? rows[at + by] : by > 0 ? rows[0] : undefined;
-    };
-    const go = () => {
-      const to = find();
+  /** Let the panel's buttons open what is before and after the open group. */
+  async offer() {
+    const key = this.openKey;
+    const [before, after] = await Promise.all([-1, 1].map((by) => this.beside(by)));
+    const go = (by) => async () => {
+      const to = await this.beside(by);
       if (to) this.open(to.step, to.group);
     };
-    return find() ? go : null;
+    if (key === this.openKey) this.panel.neighbours({ before: before && go(-1), after: after && go(1) });
+  }
+
+  /** The row before or after the open one, as the list is sorted; by step and group where the list does not hold it. */
+  async beside(by) {
+    const rows = this.list.order();
+    const at = rows.findIndex((row) => row.key === this.openKey);
+    if (at >= 0 && rows[at + by]) return rows[at + by];
+    return at < 0 || (by > 0 && rows.length < this.total) ? this.beyond(by) : null;
+  }
+
+  /** The group before or after the open one by step and group, of all that pass the filters. */
+  async beyond(by) {
+    if (!this.opened) return null;
+    const { run, step, group } = this.opened;
+    const known = this.page.runView().rollouts.steps.filter((one) => (one - step) * by >= 0);
+    const steps = this.filter.step === "" ? known : known.filter((one) => one === Number(this.filter.step));
+    for (const one of steps.sort((a, b) => (a - b) * by).slice(0, STEPS_ASKED)) {
+      const found = await this.groupsOf(run, one);
+      const further = found.filter((other) => one !== step || (other.group - group) * by > 0);
+      if (further.length) return further.sort((a, b) => (a.group - b.group) * by)[0];
+    }
+    return null;
+  }
+
+  /** All groups of a step that pass the filters. */
+  async groupsOf(run, step) {
+    const found = [];
+    for (;;) {
+      const question = { run, ...this.filter, step: String(step), prompt: "", offset: found.length, limit: PAGE_OF_GROUPS };
+      const answer = await this.page.ask((source) => source.groups(question));
+      if (!answer || !answer.groups.length) return found;
+      found.push(...answer.groups);
+      if (found.length >= answer.total) return found;
+    }
   }
 
   async open(step, group, quiet) {
@@ -154,11 +186,11 @@ class GroupBrowser {
       return;
     }
     this.openKey = `${step}/${group}`;
+    this.opened = { run, step, group };
     await this.list.ready;
     this.panel.show(found, { before: null, after: null, prompt: () => this.openPrompt(found.prompt_id) });
     if (this.told) this.tell();
     this.list.mark(this.openKey);
-    this.opened = { run, step, group };
     if (!quiet) this.page.remember({ run, step: String(step), group: String(group) });
   }
 

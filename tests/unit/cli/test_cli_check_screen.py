@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from documented_json import documented_keys
 
 from dapo.cli.main import main
 from dapo.models.tiny import make_tiny_model
@@ -75,6 +77,35 @@ def test_doubts_stand_under_the_verdict(folder: Path, capsys: pytest.CaptureFixt
     assert kinds == ["doubt", "doubt", "doubt", "here", "Not looked at"]
     assert "threads wait for each other" in lines[0]
     assert "unknown to the tokenizer (<unk>)" in lines[1]
+
+
+def test_the_json_has_the_documented_keys_and_the_verdict_of_the_screen(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(*arguments: str) -> tuple[int, dict[str, Any]]:
+        code, told, _ = check(capsys, "--json", *arguments)
+        found = json.loads(told)
+        assert set(found) == set(documented_keys("`dapo check`"))
+        assert found["exit_code"] == code
+        return code, found
+
+    code, found = asked("data.instruction=Put it in a box.", "run.threads=1000")
+    assert (code, found["verdict"], found["refusal"], len(found["doubts"])) == (0, "good", None, 3)
+    assert found["command"] == "dapo train mine.yaml 'data.instruction=Put it in a box.' run.threads=1000"
+    assert 0 < found["memory_bytes"] < found["memory_bytes_here"]
+    assert found["hours"] is None  # of a model of this size other things than products take the time
+    assert "arithmetic" in found["sections"]
+    assert asked("learner.ranks=9")[1]["verdict"] == "not good"
+    code, found = asked("learner.lr=1")
+    assert (code, found["verdict"]) == (2, "refused")
+    assert "learner.learning_rate" in found["refusal"]
+    (folder / "model/model.safetensors").unlink()
+    code, found = asked()
+    assert (code, found["verdict"]) == (NOT_HERE, "not here")
+    assert "model.safetensors" in found["not_here"][0]
+    (folder / "train.jsonl").write_text("{}\n")
+    code, found = asked()
+    assert (code, found["verdict"]) == (2, "refused")
 
 
 def test_few_problems_are_a_doubt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -249,7 +249,7 @@ def test_evaluation_of_a_run_keeps_the_names_that_its_rewards_use(tmp_path: Path
 GROUPS = {
     "Start": ["init", "recipes", "check", "explain", "import"],
     "Train": ["train", "sft", "launch"],
-    "Look": ["report", "view", "data", "rollouts"],
+    "Look": ["compare", "report", "view", "data", "rollouts"],
     "Use": ["evaluate", "export"],
 }
 

@@ -51,7 +51,7 @@ FREE = {
 FIXED = {
     "": "preset",
     "run": "dir name stage seed",
-    "model": "path dtype",
+    "model": "path builtin_seed dtype",
     "model.lora": "rank lora_alpha target_modules use_rslora modules_to_save",
     "data": "stream prompt prompt_template chat_template chat_template_kwargs tools tools_field response_prefix "
     "system_prompt instruction max_prompt_tokens overlong_prompts shuffle train validation few_shot",

@@ -74,3 +74,10 @@ def test_a_loss_stands_beside_its_held_out_one():
 def test_a_hostile_key_is_a_text_like_any_other():
     keys = ["validation/accuracy", f"validation/pass@{'9' * 5000}", "custom/<set>", "__proto__"]
     assert {series["key"] for chart in charts_of(keys) for series in chart["series"]} >= set(keys)
+
+
+def test_the_longest_response_does_not_flatten_the_band_of_the_others():
+    keys = ["response/length_p10", "response/length_p50", "response/length_p90", "response/length_mean"]
+    charts = [[one["key"] for one in chart["series"]] for chart in charts_of([*keys, "response/length_max"])]
+    assert ["response/length_p50", "response/length_mean"] in charts
+    assert ["response/length_max"] in charts

@@ -68,6 +68,20 @@ def test_two_folders_of_runs_share_one_base_model(tmp_path, monkeypatch, made):
     assert made == [1]
 
 
+def test_runs_of_other_seeds_share_a_base_model_unless_another_is_asked_for(tmp_path, monkeypatch, made):
+    monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
+
+    def of(seed, builtin_seed=1):
+        run = {"dir": str(tmp_path), "seed": seed}
+        recipe = small_recipe(run=run, model={"path": NAME, "builtin_seed": builtin_seed})
+        with Console("quiet") as console:
+            return Path(model_path(NAME, recipe, console))
+
+    assert of(seed=1) == of(seed=2)
+    assert of(seed=1) != of(seed=1, builtin_seed=2)
+    assert made == [1, 2]
+
+
 def test_another_torch_makes_its_own(tmp_path, monkeypatch, made):
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
     first = path_of(tmp_path)

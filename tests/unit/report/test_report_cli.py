@@ -1,8 +1,11 @@
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from documented_json import documented_keys
 from made_folders import HOSTILE
 
 from dapo.cli.main import main
@@ -50,6 +53,29 @@ def test_several_runs_have_it_where_the_command_is_given(tmp_path, make_run, mon
     assert "one  finished" in said
     assert "(2)" not in said
     assert "two  could not fill its batch" in said
+
+
+def test_the_json_has_the_documented_keys_the_outcome_and_the_difference(tmp_path, make_run, capsys):
+    one = make_run(tmp_path / "one", seed=1)
+    two = make_run(tmp_path / "two", seed=1, how="crashed", settings={"learner": {"learning_rate": 1e-5}})
+    assert main(["report", str(one), str(two), "--out", str(tmp_path / "out"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    keys = documented_keys("`dapo report`")
+    assert set(found) == set(keys)
+    assert [Path(file).name for file in found["files"]] == ["report.html", "trace.json"]
+    first, second = found["runs"]
+    nested = {"step", "accuracy", "low", "high", "key", "preset", "run"}  # of evaluations and difference
+    assert set(first) | nested == set(keys["runs"])
+    assert (first["run"], first["state"], second["state"]) == ("one", "finished", "failed")
+    assert set(first["evaluations"][-1]) == {"step", "accuracy", "low", "high"}
+    assert first["evaluations"][-1]["step"] == 12
+    assert {"key": "learner.learning_rate", "preset": "1e-06", "run": "2e-06"} in first["difference"]
+    assert set(found["comparison"]) == set(documented_keys("`dapo compare`, `comparison` of `dapo report`"))
+    other = found["comparison"]["families"][1]
+    assert other["name"] == "two, learner.learning_rate=1e-05, trainer.steps=22"
+    assert set(other) == {"name", "runs", "mean", "low", "high", "difference"}
+    assert main(["report", str(one), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["comparison"] is None
 
 
 def test_a_folder_of_ones_own(tmp_path, make_run):

@@ -22,6 +22,16 @@ def test_a_band_by_hand(tmp_path):
     assert bands_of([one, two, three]) == {"f": {"a": {"steps": [1, 3], "mean": [3, 3], "low": [1, 0], "high": [5, 6]}}}
 
 
+def test_a_run_that_ended_early_or_was_not_evaluated_silences_no_band(tmp_path):
+    one = made(tmp_path, "one", a={1: 1.0, 2: 2.0, 3: 3.0}, b={2: 0.5})
+    two = made(tmp_path, "two", a={1: 3.0, 2: 4.0, 3: 5.0}, b={2: 0.7})
+    killed, unasked = made(tmp_path, "killed", a={1: 9.0}), made(tmp_path, "unasked", a={1: 2.0, 2: 3.0, 3: 4.0})
+    bands = bands_of([unasked, killed, one, two])["f"]
+    assert bands["a"] == {"steps": [1, 2, 3], "mean": pytest.approx([2, 3, 4]), "low": [1, 2, 3], "high": [3, 4, 5]}
+    assert bands["b"] == {"steps": [2], "mean": pytest.approx([0.6]), "low": [0.5], "high": [0.7]}
+    assert bands_of([one, killed]) == {}
+
+
 def test_long_bands_compare_the_means_of_stretches(tmp_path):
     one = made(tmp_path, "one", a={n: float(n) for n in range(8)})
     two = made(tmp_path, "two", a={n: float(n + 2) for n in range(8)})
