@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
 
 NO_KEY = Key("check", -1, -1)
-"""Of a response that nobody asked an engine for: it was read from a file, or made up."""
+"""Of a response that no engine was asked for: it was read from a file, or made up."""
 
 
 class Columns(dict[str, Any]):
