@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
 
 NO_KEY = Key("check", -1, -1)
-"""Of a response for which no engine was asked: a file has it, or a test made it up."""
+"""Of a response that no engine was asked for: it was read from a file, or made up."""
 
 
 class Columns(dict[str, Any]):

@@ -31,6 +31,7 @@ WORDS = {
     r"\bbehind (?:it|them|the last)\b": "after",
     r"\bof (?:Slurm|Ray|vLLM|TRL|verl|torch)'s\b": "a Slurm job, Ray's",
     r"\bhere may stand\b": "expected one of",
+    r"\bthis page is for\b": "what the reader can do",
     r"\bsign of life\b": "last update",
     r"\bcrew\b|\bseats?\b(?! belt)": "processes",
     r"\b(?:lives?|living) (?:elsewhere|in a process|here)\b": "runs in",

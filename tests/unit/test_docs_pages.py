@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 from each import each
@@ -51,6 +52,14 @@ def test_pages_are_written_as_both_readers_of_them_understand():
                 if line.startswith("| "):
                     assert before.startswith("|"), f"{where}: a table needs an empty line before it"
             before = line
+
+
+def test_the_page_install_lists_every_extra():
+    table = (ROOT / "docs/install.md").read_text().partition("## Extras")[2].partition("\n## ")[0]
+    shown = {name for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert shown == extras.keys() - {"dev"}
 
 
 def test_the_site_asks_no_network():

@@ -68,7 +68,7 @@ def comment(name):
 def test_the_comment_says_what_is_computed(name, estimated):
     recipe, facts, memory = estimated
     said, n = comment(name), CARDS_OF[name]
-    (learning,) = re.findall(r"on each card(?: of a rank)? (\d+) GiB", said)
+    (learning,) = re.findall(r"on each GPU(?: of a rank)? (\d+) GiB", said)
     assert round(memory.learning / 1024**3) == int(learning)
     assert memory.learning * 1.1 < 80e9
     lines = "\n".join(time_lines(recipe, facts, memory, PROMPT))

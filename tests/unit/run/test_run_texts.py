@@ -105,7 +105,7 @@ def test_settings_that_contradict_each_other_are_refused(data, rollout, rewards,
 
 def test_what_the_tokenizer_cannot_write_is_refused():
     words = tokenizer()
-    with pytest.raises(RecipeError, match=r"rollout\.stop: '<eos>' is a special token.*stop_token_ids, with 1 beside"):
+    with pytest.raises(RecipeError, match=r"rollout\.stop: '<eos>' is a special token.*_ids, with 1 in addition"):
         make_texts(recipe(rollout={"stop": ["<eos>"]}), words)
     with pytest.raises(RecipeError, match=r"18 tokens and the 2 that end the thinking leave none of 20"):
         make_texts(recipe(thinks(budget=18, end="</think> 5")), words)
