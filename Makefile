@@ -58,7 +58,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-chat-model-trl bench-real-model golden golden-matrix combinations combinations-clock oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-chat-model-trl bench-real-model pictures golden golden-matrix combinations combinations-clock oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -224,6 +224,10 @@ bench-recording: setup ## measure what recording costs
 
 bench-report: setup ## measure the report of a large run
 	$(BIN)/python benchmarks/report.py
+
+# CHROMIUM: the path of a Chromium, where none is found by name.
+pictures: setup ## make the pictures of docs/images, and the numbers of the quickstart that README names
+	$(BIN)/python benchmarks/pictures.py
 
 # make bench-pair BASE=v0.1: how long a quickstart step takes here, over what it took there, step by step in turn.
 bench-pair: setup ## compare the speed of a step with BASE=REVISION

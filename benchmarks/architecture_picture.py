@@ -19,9 +19,9 @@ DARK, GREY = "#0072b2", "#6b7280"
 BOXES: dict[str, tuple[float, float, str]] = {
     "data": (0.9, 4.2, "prompts\ndata/"),
     "collector": (3.4, 4.2, "collector\nloop/sampling/"),
-    "engine": (6.2, 5.5, "engines\nrollout/"),
+    "engine": (6.2, 5.5, "engines\nengines/"),
     "rewards": (6.2, 2.9, "verifiers\nrewards/"),
-    "algorithm": (3.4, 1.6, "plan\nloop/algorithm.py\nalgorithms/"),
+    "algorithm": (3.4, 1.6, "plan\nalgorithms/"),
     "learner": (6.2, 0.5, "learner\nlearner/"),
     "observe": (0.9, 1.6, "run folder\nobserve/, report/"),
     "checkpoint": (8.9, 0.5, "checkpoints\ncheckpoint/"),

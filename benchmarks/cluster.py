@@ -48,7 +48,7 @@ from dapo.models.tiny import make_tiny_model
 from dapo.processes.local import ProcessTransport
 from dapo.processes.ray_head import OwnCluster
 from dapo.processes.transport import HostSpec
-from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams, Ticket
+from dapo.types.batch import Key, Response, SampleRequest, SamplingParams, Ticket
 from dapo.types.enums import FinishReason
 
 HERE = Path(__file__).resolve().parent
@@ -145,13 +145,13 @@ class AtOnce:
         ended = [row for row in self.active if row[1] <= self.clock]
         self.active = [row for row in self.active if row[1] > self.clock]
         events = [
-            SampleEvent(
-                key,
+            Response(
                 np.zeros(n, dtype=np.int64),
                 np.zeros(n, dtype=np.float32),
                 np.zeros(n, dtype=np.int32),
                 FinishReason.LENGTH,
-                end,
+                key=key,
+                tick=end,
             )
             for key, end, n in ended
         ]
@@ -164,7 +164,7 @@ class AtOnce:
     def checksums(self) -> None:
         """There are no weights."""
 
-    def _answer(self, events: list[SampleEvent]) -> TurnResult:
+    def _answer(self, events: list[Response]) -> TurnResult:
         made = dict.fromkeys(("decode_steps", "generated_tokens"), float(self.clock))
         return TurnResult(events, self.clock, made, 0.0)
 

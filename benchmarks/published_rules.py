@@ -9,15 +9,14 @@ has the same prompt, the same random numbers and, under fixed weights, the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dapo.algorithms.algorithm import Algorithm
 from dapo.types.batch import (
-    Completion,
     Group,
     IntArray,
     Key,
-    SampleEvent,
+    Response,
     SampleRequest,
     SamplingParams,
     Score,
@@ -63,7 +62,7 @@ class Rounds:
             group.verdict, group.disposition = self.algorithm.verdict(group), Disposition.DISCARDED
         return list(groups.values())
 
-    def _complete(self, groups: dict[int, Group]) -> dict[Key, Completion]:
+    def _complete(self, groups: dict[int, Group]) -> dict[Key, Response]:
         self.engine.submit(
             [
                 SampleRequest(
@@ -77,17 +76,14 @@ class Rounds:
                 for index in range(self.group_size)
             ]
         )
-        events: list[SampleEvent] = []
+        events: list[Response] = []
         while len(events) < len(groups) * self.group_size:  # the barrier
             events += self.engine.poll()
         # the stop token is no part of the text
         texts = self.decode([e.token_ids[:-1] if e.finish is FinishReason.STOP else e.token_ids for e in events])
-        return {
-            event.key: Completion(event.token_ids, event.logprobs, event.versions, event.finish, text)
-            for event, text in zip(events, texts, strict=True)
-        }
+        return {event.key: replace(event, text=text) for event, text in zip(events, texts, strict=True)}
 
-    def _score(self, groups: dict[int, Group], completions: dict[Key, Completion]) -> dict[Key, Score]:
+    def _score(self, groups: dict[int, Group], completions: dict[Key, Response]) -> dict[Key, Score]:
         for key, completion in completions.items():
             self.scorer.submit(key, groups[key.group].prompt, completion)
         scores: dict[Key, Score] = {}

@@ -40,7 +40,7 @@ from dapo.observe.spans import peak_rss_mib
 from dapo.observe.tables import write_table_file
 from dapo.observe.tokens import SCHEMA as TOKEN_SCHEMA
 from dapo.observe.tokens import token_table
-from dapo.types.batch import Completion, Group, Prompt, Score, TokenTrace, content_id
+from dapo.types.batch import Group, Prompt, Response, Score, TokenTrace, content_id
 from dapo.types.enums import Disposition, FinishReason, Verdict
 
 GROUP, TOKENS, PROMPTS, MADE, RECORDED = 16, 90, 6000, 40, 4
@@ -114,7 +114,7 @@ class Maker:
             finish = FinishReason.LENGTH if chance.random() < 0.05 else FinishReason.STOP
             logprobs = -noise.exponential(0.3, length).astype(np.float32)
             ids = noise.integers(0, 50_000, length)
-            completions.append(Completion(ids, logprobs, np.full(length, step, np.int32), finish, said))
+            completions.append(Response(ids, logprobs, np.full(length, step, np.int32), finish, said))
             scores.append(Score({"accuracy": float(sample < right), "form": 1.0}, float(sample < right)))
         group = Group(number, self.prompts[number % len(self.prompts)], completions, scores, step, verdict, disposition)
         if disposition is Disposition.TRAINED:

@@ -39,6 +39,7 @@ PAGES = [
     "metrics",
     "overlap",
     "peers",
+    "publish",
     "python",
     "ray",
     "own_algorithm",

@@ -25,9 +25,8 @@ TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 CELL = re.compile(r"<t[dh][^>]*>.*?</t[dh]>", re.DOTALL)
 KEY = re.compile(r"<code>([^<\s]+)</code>")
-WHOLE = 32
-"""Characters of a key in a table that is never broken; a longer one may break behind its dots alone."""
 BEHIND = "---\nsearch: {boost: 0.2}\n---\n\n"  # what docs/ says of a word is found first
+LEFT_OUT = "---\nsearch: {exclude: true}\n---\n\n"  # logs and results of benchmarks
 FURTHER = "Further pages"
 
 
@@ -65,6 +64,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Turns links to files outside of docs/ and to the notebook to their pages; a page's name becomes its title."""
     docs = Path(config.docs_dir)
     at = page.file.src_uri
+    page.meta["tags"] = config.extra["searched"].get(at, [])
     lies = ROOT / at.removeprefix("repository/") if at.startswith("repository/") else docs / at
 
     def turned(match: re.Match[str]) -> str:
@@ -84,14 +84,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Marks keys in tables, so that none is broken in its middle."""
-    return CELL.sub(lambda cell: KEY.sub(_whole, cell[0]), html)
-
-
-def _whole(key: re.Match[str]) -> str:
-    if len(key[1]) <= WHOLE:
-        return f'<code class="key">{key[1]}</code>'
-    return f'<code class="long">{re.sub(r"(?<=[./=,])", "<wbr>", key[1])}</code>'
+    """Marks keys in tables, so that none is broken: a table that is too wide scrolls."""
+    return CELL.sub(lambda cell: KEY.sub(r'<code class="key">\1</code>', cell[0]), html)
 
 
 def outside(page: Path, docs: Path) -> Iterator[Path]:
@@ -110,7 +104,8 @@ def repository_file(path: Path, config: Any) -> File:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".md":
         text = f"# {path.relative_to(ROOT)}\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n````\n"
-    return File.generated(config, uri, content=BEHIND + text)
+    head = LEFT_OUT if path.is_relative_to(ROOT / "benchmarks") else BEHIND
+    return File.generated(config, uri, content=head + text)
 
 
 def notebook_page(text: str, name: str) -> str:

@@ -30,7 +30,7 @@ from dapo.engines.sampling import FEW, SamplingSettings, draw
 from dapo.engines.slots import slot_bytes
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
-from dapo.types.batch import SampleEvent, SampleRequest
+from dapo.types.batch import Response, SampleRequest
 
 _GAPS = {"bfloat16": (0.05, 0.5), "float32": (1e-4, 1e-2)}  # nats: mean, largest
 
@@ -303,7 +303,7 @@ def graphs(room: Room) -> None:
 
 def _responses(
     loaded: LoadedModel, asked: list[SampleRequest], graphs: bool | None = None
-) -> tuple[list[SampleEvent], EmbeddedEngine]:
+) -> tuple[list[Response], EmbeddedEngine]:
     longest = max(len(one.prompt_ids) + one.sampling.max_tokens for one in asked)
     engine = EmbeddedEngine(loaded, slots=32, longest=longest, cuda_graphs=graphs)
     engine.submit(asked)
@@ -312,7 +312,7 @@ def _responses(
     return events, engine
 
 
-def _alike(room: Room, what: str, found: list[SampleEvent], wanted: list[SampleEvent], equal: float) -> None:
+def _alike(room: Room, what: str, found: list[Response], wanted: list[Response], equal: float) -> None:
     """Share of responses with the very same tokens, and their log-probabilities up to where they part."""
     same = [a.token_ids.tolist() == b.token_ids.tolist() for a, b in zip(found, wanted, strict=True)]
     room.expect(f"{what}: responses with the same tokens, share", sum(same) / len(same), at_least=equal)

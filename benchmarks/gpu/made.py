@@ -22,7 +22,7 @@ from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
-from dapo.types.batch import Key, Row, SampleEvent, SampleRequest, SamplingParams
+from dapo.types.batch import Key, Response, Row, SampleRequest, SamplingParams
 
 CLIP = (0.2, 0.28)
 
@@ -180,15 +180,15 @@ def requests(
     ]
 
 
-def finish(engine: Any) -> list[SampleEvent]:
+def finish(engine: Any) -> list[Response]:
     """Whatever the engine has under way, to its end."""
-    events: list[SampleEvent] = []
+    events: list[Response] = []
     while got := engine.poll():
         events += got
     return sorted(events, key=lambda event: event.key)
 
 
-def row_of(request: SampleRequest, event: SampleEvent) -> Row:
+def row_of(request: SampleRequest, event: Response) -> Row:
     """A response as the learner gets it."""
     count = len(event.token_ids)
     return Row(

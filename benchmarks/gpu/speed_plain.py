@@ -21,7 +21,7 @@ from dapo.engines.pools import CacheShape
 from dapo.engines.slots import slot_bytes
 from dapo.learner.driver import LearnerDriver
 from dapo.models.memory import activation_bytes, graph_bytes, head_bytes
-from dapo.types.batch import LearnStep, Row, SampleEvent, SampleRequest
+from dapo.types.batch import LearnStep, Response, Row, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _sample(
     peaks: dict[str, int],
 ) -> list[Row]:  # fmt: skip
     """Publish, sample, hand the memory back; the rows that a gradient comes from."""
-    events: list[SampleEvent] = []
+    events: list[Response] = []
 
     def generate() -> None:
         engine.load(learner.publish(step))

@@ -19,7 +19,6 @@ from dapo.algorithms.entropy import EntropyControl
 from dapo.algorithms.shaping import clamped, kl_in_reward
 from dapo.types.batch import (
     BoolArray,
-    Completion,
     FloatArray,
     Group,
     IntArray,
@@ -132,7 +131,7 @@ class Algorithm:
         masks = []
         for votes, completion in zip(voters.tolist(), group.completions_G, strict=True):
             carries = votes and enough and not (self.overlong_filtering and completion.truncated)
-            masks.append(_generated(completion) & carries)
+            masks.append(completion.sampled & carries)
         return masks
 
     # ------------------------------------------------------------------ a training step
@@ -270,7 +269,7 @@ class Algorithm:
                 change[index] = kl_in_reward(
                     own.get(key, completion.logprobs),
                     references[key],
-                    _generated(completion),
+                    completion.sampled,
                     coefficient=self.kl_in_reward,
                 )
             group.rewards_G = _rewards(group) + change
@@ -350,10 +349,6 @@ def _voters(group: Group) -> BoolArray:
 def _rewards(group: Group) -> Float64:
     assert group.rewards_G is not None, "shape_group comes first"
     return group.rewards_G
-
-
-def _generated(completion: Completion) -> BoolArray:
-    return np.ones(len(completion), dtype=np.bool_) if completion.generated is None else completion.generated
 
 
 def _joined(arrays: Sequence[np.ndarray | None]) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dapo.config import Recipe
 from dapo.errors import EpisodeError
-from dapo.types.batch import MODEL, Completion, Key, Prompt, SampleEvent, SampleRequest
+from dapo.types.batch import MODEL, Key, Prompt, Response, SampleRequest
 from dapo.types.enums import FinishReason
 from dapo.types.row_parts import parts_of
 from dapo.words import counted
@@ -53,14 +53,14 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
         while not rollouts.has_ended("check"):
             rollouts.pump()
         (response,) = rollouts.ended("check")
-        failures.append(response.completion.ended == "error")
+        failures.append(response.ended == "error")
         if failures[-1] and recipe.environment.on_error != "end":
             spoken = ", ".join(repr(turn[:_SHOWN]) for turn in turns)
             raise EpisodeError(f"an episode of the environment with the turns {spoken} failed: {response.reason}")
-        parts = parts_of(response.completion.turns)
+        parts = parts_of(response.turns)
         rows = [f"{len(part.prompt_ids)} + {part.stop - part.first}" for part in parts]
         said = [f"{counted(len(rows), 'row')} (tokens of prompt + turn): {', '.join(rows)}"] if rows else []
-        return iter([*_lines(response.completion, response.reason), *said])
+        return iter([*_lines(response), *said])
 
     gold = prompt.answer
     lines = [*played(prompt.problem, gold or prompt.problem)]
@@ -94,7 +94,7 @@ def _rows_line(recipe: Recipe) -> str:
     )
 
 
-def _lines(made: Completion, reason: str | None) -> Iterator[str]:
+def _lines(made: Response) -> Iterator[str]:
     for turn in made.turns:
         tokens = turn.stop - turn.first
         kind = "trained" if turn.who == MODEL else "not trained"
@@ -104,7 +104,7 @@ def _lines(made: Completion, reason: str | None) -> Iterator[str]:
         told += f"; reward {turn.reward:g}" if turn.reward else ""
         yield f"[{turn.who}] {shown!r}: {tokens} tokens, {kind}{told}"
     ends = {"done": "the environment ended it", "turns": "max_turns ended it", "tokens": "its tokens are spent"}
-    ends |= {"reply": "a reply left no token for the model", "error": f"it failed: {reason}"}
+    ends |= {"reply": "a reply left no token for the model", "error": f"it failed: {made.reason}"}
     scores = ", ".join(f"{name} {value:g}" for name, value in made.scores.items())
     yield f"{ends[made.ended or 'error']}; {f'scores: {scores}' if scores else 'no scores'}"
 
@@ -121,21 +121,21 @@ class _Canned:
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         self._asked += requests
 
-    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+    def poll(self, timeout: float | None = None) -> list[Response]:
         """Write the next turn of every response."""
         self.clock += 1
         asked, self._asked = self._asked, []
         return [self._event(request) for request in asked]
 
-    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+    def abort(self, keys: Iterable[Key] | None = None) -> list[Response]:
         """Have nothing unfinished, and keep no slots."""
         return []
 
-    def _event(self, request: SampleRequest) -> SampleEvent:
+    def _event(self, request: SampleRequest) -> Response:
         ids = self._turns[min(self._number, len(self._turns) - 1)]
         self._number += 1
         room = request.sampling.max_tokens - (0 if request.prefix is None else len(request.prefix))
         ids, finish = ids[:room], FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
         count = len(ids)
         none = np.zeros(count, np.float32), np.zeros(count, np.int32)
-        return SampleEvent(request.key, np.array(ids, dtype=np.int64), *none, finish, self.clock)
+        return Response(np.array(ids, dtype=np.int64), *none, finish, key=request.key, tick=self.clock)

@@ -11,7 +11,7 @@ import numpy as np
 from dapo.config import Recipe
 from dapo.config.deployment import Deployment
 from dapo.errors import HookError
-from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.batch import Group, Prompt, Response, Score
 from dapo.types.enums import FinishReason, Verdict
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _group(recipe: Recipe, recorded: Iterable[str], number: int, kind: str) -> G
         number,
         prompt,
         [
-            Completion(
+            Response(
                 np.arange(tokens),
                 np.linspace(-0.1, -2.0, tokens, dtype=np.float32),
                 np.zeros(tokens, np.int32),

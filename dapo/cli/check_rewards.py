@@ -15,7 +15,7 @@ from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
 from dapo.rewards.code import find_program
 from dapo.rewards.compared_text import read_golds
-from dapo.types.batch import Completion, Key, Prompt, Score
+from dapo.types.batch import Key, Prompt, Response, Score
 from dapo.types.enums import FinishReason
 
 if TYPE_CHECKING:
@@ -300,14 +300,14 @@ class _Source:
         self.trial.recorded |= {name for score in found.values() for name in score.values}
         return [found[Key("check", index, 0)] for index in range(len(pairs))]
 
-    def _completion(self, text: str) -> Completion:
+    def _completion(self, text: str) -> Response:
         """As if the model had written ``text``, surely, and ended."""
         ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else [], dtype=np.int64)
         count = len(ids)
         whole, answer = self.begun + text, text if self.thinks or self.plays else None
         versions, logprobs = np.zeros(count, np.int32), np.zeros(count, np.float32)
         ended = "done" if self.plays else None
-        return Completion(ids, logprobs, versions, FinishReason.STOP, whole, answer=answer, ended=ended)
+        return Response(ids, logprobs, versions, FinishReason.STOP, whole, answer=answer, ended=ended)
 
     def _show(self, what: str, scores: Sequence[Score]) -> None:
         if scores:

@@ -59,7 +59,7 @@ _COMMANDS = {
     "data": (_LOOK, "RUN", "dynamic_sampling"),
     "rollouts": (_LOOK, "RUN ... [-o FILE]", "base_to_trained"),
     "evaluate": (_USE, "MODEL_OR_RUN [KEY=VALUE ...]", "tutorial algorithm"),
-    "export": (_USE, "RUN OUT", "tutorial"),
+    "export": (_USE, "RUN OUT", "publish"),
 }
 """Of each command, in the order of the help: its group, what follows its name in its usage line, and its pages."""
 
@@ -88,7 +88,6 @@ app = typer.Typer(
     name="dapo",
     help="Train language models with the DAPO recipe, on tasks whose answers a program can check.",
     epilog=pages("tutorial", "cli", "configuration"),
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -99,9 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors raised on purpose are printed without a traceback."""
     search_working_directory()
     try:
-        result = typer.main.get_command(app).main(
-            list(sys.argv[1:] if arguments is None else arguments), prog_name="dapo", standalone_mode=False
-        )
+        given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+        result = typer.main.get_command(app).main(given, prog_name="dapo", standalone_mode=False)
     except UsageError as error:
         tell_error(_usage_error(error))
         return 2

@@ -37,7 +37,7 @@ def rollouts(
         int | None, typer.Option(min=1, metavar="N", help="At most so many of a problem, the newest ones.")
     ] = None,
     first: Annotated[int | None, typer.Option(metavar="STEP", help="Leave out what came before this step.")] = None,
-    last: Annotated[int | None, typer.Option(metavar="STEP", help="Leave out what came behind this step.")] = None,
+    last: Annotated[int | None, typer.Option(metavar="STEP", help="Leave out what came after this step.")] = None,
 ) -> int:
     """Write a run's responses as JSON lines, equal ones once: `dapo sft RECIPE sft.train.0.path=FILE` imitates them."""
     if form not in ("prompt", "messages"):

@@ -181,7 +181,7 @@ def _mixture(r: Recipe) -> Broken:
         yield f"data.train.{missing}.weight", "other sources have a weight: give every one its own, or none"
     levelled = any(source.levels for source in train)
     if levelled and len(train) > 1 and not weighed:
-        yield "data.train.0.weight", "a source with levels beside others needs weights: its size says nothing"
+        yield "data.train.0.weight", "a source with levels among others needs weights: its size says nothing"
     for n, source in enumerate(train):
         if len(source.levels) == 1:
             yield f"data.train.{n}.levels", "one level is none: name two or more, or use options"

@@ -89,7 +89,7 @@ def _not_by(route: str, found: Deployment) -> str:
         return "the object store is Ray's, and launch.backend is local"
     if route in ("broadcast", "ipc") and found.lockstep and found.overlaps:
         lost = "in lockstep a lost engine is led back to where it was"
-        return f"{lost}, and beside a learner at work these weights cannot be had again"
+        return f"{lost}, and while a learner works these weights cannot be had again"
     if route in ("broadcast", "ipc") and found.engine_devices > 1:
         return (
             "all tensors would gather on one of the engine's devices (rollout.vllm.tensor_parallel_size), where they "

@@ -10,6 +10,7 @@ from dapo.config.faults import Broken
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.schema.kinds import Mask
+from dapo.config.schema.run import TRACKERS
 from dapo.config.staleness import keeps_old_cache
 from dapo.system import NO_MPS
 
@@ -342,10 +343,10 @@ def _trackers(r: Recipe) -> Broken:
     for n, tracker in enumerate(r.logging.trackers):
         if tracker.kind in kinds[:n]:
             yield f"logging.trackers.{n}.kind", "is named twice; take one of them out"
-        if r.logging.also and tracker.kind not in ("tensorboard", "wandb", "mlflow", "trackio"):
+        if r.logging.also and tracker.kind not in TRACKERS:
             own = f"{tracker.kind} gets the numbers as they are; compute them in it"
             yield "logging.also", f"is for trackers by name, and {own}"
-        if tracker.project is not None and tracker.kind not in ("wandb", "mlflow", "trackio"):
+        if tracker.project is not None and (tracker.kind not in TRACKERS or tracker.kind == "tensorboard"):
             yield f"logging.trackers.{n}.project", f"{tracker.kind} has no projects"
 
 

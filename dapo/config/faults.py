@@ -228,7 +228,7 @@ def unknown_key(path: str, kind: Any = None) -> str:
     if apart := apart_hint(path):
         return apart
     if tight := re.search(r"(\w+):(\S.*)", path):
-        return f"no such key; YAML wants a space behind the colon: `{tight[1]}: {tight[2]}`"
+        return f"no such key; YAML wants a space after the colon: `{tight[1]}: {tight[2]}`"
     inside: dict[str, list[str]] = {}
     for setting in settings().values():
         inside.setdefault(setting.path.rpartition(".")[0], []).append(setting.name)

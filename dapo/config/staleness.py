@@ -85,7 +85,7 @@ def check_staleness(r: Recipe) -> Broken:
     if r.rollout.lockstep and r.rollout.overlap_turns is None:
         yield (
             "rollout.lockstep",
-            "repeats a run only if no clock decides how long engines work beside the learner: set "
+            "repeats a run only if no clock decides how long engines work while the learner does: set "
             "rollout.overlap_turns too, or take it out",
         )
     if Deployment(r).engine == "own":

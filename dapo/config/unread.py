@@ -138,7 +138,7 @@ def _of_training(r: Recipe) -> Readers:
     ranks = "is only read with learner.ranks above 1; take it out, or set learner.ranks"
     yield r.learner.ranks > 1, _below("learner", "reshard_after_forward cpu_offload"), ranks
     beside = (
-        "is only read with rollout.max_staleness of 1 or more, where generation goes on beside learning; set it to "
+        "is only read with rollout.max_staleness of 1 or more, where generation goes on during learning; set it to "
         "null (rollout.overlap_turns=null)"
     )
     yield Deployment(r).overlaps, ["rollout.overlap_turns"], beside

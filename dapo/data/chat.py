@@ -234,7 +234,7 @@ def _tools(problem: RawProblem, data: Data) -> list[Any]:
     if data.tools_field not in problem.extra:
         raise DataError(
             f"{problem.row}: `data.tools_field: {data.tools_field}` names no column of this record; it has "
-            f"{', '.join(problem.extra) or 'none beside problem and answer'}"
+            f"{', '.join(problem.extra) or 'none besides problem and answer'}"
         )
     value = problem.extra[data.tools_field]
     if isinstance(value, str) and value.strip():

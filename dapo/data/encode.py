@@ -25,7 +25,7 @@ class CutError(ValueError):
     def __init__(self, before: str, piece: str) -> None:
         super().__init__(
             f"the tokenizer makes one token of the end of {before[-20:]!r} and the beginning of {piece[:20]!r}, and "
-            "cannot write the second text behind the first"
+            "cannot write the second text after the first"
         )
 
 

@@ -68,7 +68,7 @@ class SharedProblems:
         if not self.problems:
             return []
         first = (
-            f"overlap     {self.problems:,} problems of {name} stood in the training data, in {self.records:,} of its "
+            f"overlap     {self.problems:,} problems of {name} were in the training data, in {self.records:,} of its "
             "records, which were taken out"
         )
         pairs = list(dict.fromkeys(pair for pair in self.pairs if pair[0] != pair[1]))[:_SHOWN]

@@ -73,7 +73,7 @@ def check_text(text: str) -> None:
         found = ascii(text[error.start])
         raise ValueError(
             f"half of a surrogate pair, {found} at character {error.start}: the text was cut within a character; "
-            "write it anew, or put U+FFFD there"
+            "write it again, or put U+FFFD there"
         ) from error
 
 

@@ -37,8 +37,7 @@ from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import give_back
 from dapo.models.routing import RoutedPass, Routing
-from dapo.types.batch import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
-from dapo.types.enums import FinishReason
+from dapo.types.batch import IntArray, Key, Metrics, Response, SampleRequest, TensorSum, Ticket
 
 PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
 
@@ -138,7 +137,7 @@ class EmbeddedEngine:
             self._waiting[sequence_of(request).tobytes()] += 1
 
     @torch.inference_mode()
-    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+    def poll(self, timeout: float | None = None) -> list[Response]:
         """Decode until at least one response has ended, or nothing is left; with ``timeout`` a step at least, and no
         further one after so many seconds.
 
@@ -154,14 +153,14 @@ class EmbeddedEngine:
                 break
         return self._inbox.hand_out(events)
 
-    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+    def abort(self, keys: Iterable[Key] | None = None) -> list[Response]:
         """Take back responses with the tokens made so far, and let kept slots go. Keys unknown here are ignored."""
         named = self._inbox.names(keys)
         self.kept.drop(None if keys is None else named)
         events, waited = self._inbox.take_back(named, self.clock)
         for request in waited:
             self._no_longer_waiting(sequence_of(request).tobytes())
-        events += self._release(self._roster.seats_of(named), FinishReason.ABORTED)
+        events += self._release(self._roster.seats_of(named), ended=False)
         return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
 
     @torch.inference_mode()
@@ -222,7 +221,7 @@ class EmbeddedEngine:
         self.abort()
         self._clear()
 
-    def _step(self) -> list[SampleEvent]:
+    def _step(self) -> list[Response]:
         """Admit waiting requests, then make one token for every live response."""
         events = self._admit()
         if not len(self._roster):
@@ -251,7 +250,7 @@ class EmbeddedEngine:
         """Return the uniform numbers that draw the next tokens of ``seats`` [n, 1]."""
         return send(self._roster.uniforms(seats), self._loaded.device)[:, None]
 
-    def _sample(self, seats: IntArray, logits: Tensor, uniform: Tensor) -> list[SampleEvent]:
+    def _sample(self, seats: IntArray, logits: Tensor, uniform: Tensor) -> list[Response]:
         """Draw and record the next token of ``seats`` from ``logits`` [n, vocabulary]; returns what ended."""
         tokens, logprobs = draw_mixed(logits, uniform, groups := self._settings(seats), self._candidates.count)
         found = read(tokens[:, 0], logprobs[:, 0])
@@ -265,9 +264,9 @@ class EmbeddedEngine:
         self._tokens = tokens[:, 0]
         ended, failed = self._roster.record(seats, *found)
         self._stats["generated_tokens"] += len(seats) - len(failed)
-        events = self._release(ended, None)
+        events = self._release(ended)
         if len(failed):
-            events += self._release(failed, FinishReason.FAILED, "the model's logits are not finite")
+            events += self._release(failed, failed="the model's logits are not finite")
         return events
 
     def _settings(self, seats: IntArray) -> list[tuple[SamplingSettings, Tensor | None]]:
@@ -275,18 +274,18 @@ class EmbeddedEngine:
         settings = self._roster.settings(seats)
         return [(setting, None if rows is None else send(rows, self._loaded.device)) for setting, rows in settings]
 
-    def _release(self, seats: IntArray, finish: FinishReason | None, reason: str | None = None) -> list[SampleEvent]:
+    def _release(self, seats: IntArray, *, ended: bool = True, failed: str | None = None) -> list[Response]:
         if not len(seats):
             return []
         self._batch = None
-        if finish is None:
+        if ended and not failed:
             for seat, key in self._roster.to_keep(seats):
                 held = self._roster.sequence(seat)[: self._cache.length[seat]]
                 self.kept.keep(key, held, self._cache.copy_of(seat))
-        self._cache.remove(seats, wipe=finish is FinishReason.FAILED)
-        return self._roster.release(seats, self.clock, finish, reason)
+        self._cache.remove(seats, wipe=failed is not None)
+        return self._roster.release(seats, self.clock, ended=ended, failed=failed)
 
-    def _admit(self) -> list[SampleEvent]:
+    def _admit(self) -> list[Response]:
         """Admit waiting requests and make their first token; returns those that ended with it."""
         free, waiting = self._roster.free, len(self._inbox.queue)
         # A prefill pass costs about as much as a decode step, so a few slots wait for company.
@@ -307,7 +306,7 @@ class EmbeddedEngine:
         for prefilled in source.values():
             chosen = [i for i in fresh if self._prefilled[names[i]][0] is prefilled]
             starts.append((chosen, prefilled, [self._prefilled[names[i]][1] for i in chosen]))
-        events: list[SampleEvent] = []
+        events: list[Response] = []
         for chosen, prefilled, rows in starts:
             lengths = np.array([token_count(names[i]) for i in chosen], dtype=np.int64)
             events += self._begin([requests[i] for i in chosen], lengths, prefilled, np.array(rows, dtype=np.int64))
@@ -317,7 +316,7 @@ class EmbeddedEngine:
 
     def _begin(
         self, requests: Sequence[SampleRequest], lengths: IntArray, prefilled: Prefilled, rows: IntArray
-    ) -> list[SampleEvent]:
+    ) -> list[Response]:
         """Begin requests of ``lengths`` tokens, which are ``rows`` of ``prefilled``, and make their first token."""
         seats = self._roster.seat(requests, self.version)
         self._cache.insert(seats, lengths, prefilled, rows)

@@ -24,8 +24,7 @@ from dapo.engines.roster import Roster
 from dapo.engines.sampling import draw_mixed
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
-from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
-from dapo.types.enums import FinishReason
+from dapo.types.batch import Key, Metrics, Response, SampleRequest, TensorSum, Ticket
 
 _DEFAULT_SLOTS = 64
 
@@ -36,7 +35,7 @@ class _Drawn:
     def __init__(self, roster: Roster, rows: int, clock: int) -> None:
         self.roster, self.clock, self.steps = roster, clock, 0
         self.live = np.ones(rows, dtype=np.bool_)  # row r sits in seat r
-        self.events: list[SampleEvent] = []
+        self.events: list[Response] = []
         self.busy = 0
         self.generated = 0
 
@@ -56,7 +55,7 @@ class _Drawn:
         ended, failed = self.roster.record(seats, tokens[:, 0].cpu().numpy(), logprobs[:, 0].cpu().numpy())
         self.generated += len(seats) - len(failed)
         self.events += self.roster.release(ended, self.clock)
-        self.events += self.roster.release(failed, self.clock, FinishReason.FAILED, "the model's logits are not finite")
+        self.events += self.roster.release(failed, self.clock, failed="the model's logits are not finite")
         self.live[ended] = self.live[failed] = False
         chosen = torch.zeros(len(self.live), 1, dtype=torch.int64, device=scores.device)
         chosen[rows] = tokens
@@ -96,7 +95,7 @@ class GenerateEngine:
         """
         self._inbox.accept(requests, self.clock)
 
-    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+    def poll(self, timeout: float | None = None) -> list[Response]:
         """Run one batch to its end, which no ``timeout`` can interrupt.
 
         Raises:
@@ -114,7 +113,7 @@ class GenerateEngine:
                 raise
         return self._inbox.hand_out(events)
 
-    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+    def abort(self, keys: Iterable[Key] | None = None) -> list[Response]:
         """Take back waiting requests. Keys unknown here are ignored."""
         events, _ = self._inbox.take_back(self._inbox.names(keys), self.clock)
         return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
@@ -146,7 +145,7 @@ class GenerateEngine:
         """Drop everything that waits."""
         self.abort()
 
-    def _run(self, requests: Sequence[SampleRequest]) -> list[SampleEvent]:
+    def _run(self, requests: Sequence[SampleRequest]) -> list[Response]:
         roster = Roster(len(requests), self._gate.vocabulary, self._gate.strings)
         roster.seat(requests, self.version)
         drawn = _Drawn(roster, len(requests), self.clock)

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dapo.types.batch import IdArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
-from dapo.types.enums import FinishReason
+from dapo.types.batch import IdArray, Key, Metrics, Response, SampleRequest, TensorSum, Ticket
 from dapo.types.protocols import Engine
 from dapo.types.sent import SentByValue
 
@@ -32,7 +31,7 @@ class HostFacts:
 class TurnResult(SentByValue):
     """Results of one turn."""
 
-    events: list[SampleEvent]  # ticks are the engine's own
+    events: list[Response]  # ticks are the engine's own
     clock: int  # the engine's, at the end of the turn
     stats: Metrics  # of the engine, since its construction
     seconds: float  # that the engine worked
@@ -74,7 +73,7 @@ class EngineHost:
             engine.abort(dropped)
         engine.submit(requests)
         self._unfinished.update((request.key, request) for request in requests)
-        until, events = engine.clock + steps, list[SampleEvent]()
+        until, events = engine.clock + steps, list[Response]()
         while self._unfinished:
             found = engine.poll(self._seconds or 0.0)
             events += self._taken(found)
@@ -116,15 +115,15 @@ class EngineHost:
         self._unfinished.clear()
         self._engine.close()
 
-    def _taken(self, events: Sequence[SampleEvent]) -> list[SampleEvent]:
+    def _taken(self, events: Sequence[Response]) -> list[Response]:
         """Forget requests that came back; return their events as they travel, with ids of 32 bits and with texts."""
         asked = [self._unfinished.pop(event.key, None) for event in events]
-        texts: list[str | None] = [None] * len(events)
+        texts = [""] * len(events)
         if self._decode is not None:
             ids = {
                 n: _text_ids(request, event)
                 for n, (request, event) in enumerate(zip(asked, events, strict=True))
-                if request is not None and event.finish is not FinishReason.ABORTED
+                if request is not None and event.finish is not None
             }
             for n, text in zip(ids, self._decode(list(ids.values())), strict=True):
                 texts[n] = text
@@ -133,11 +132,11 @@ class EngineHost:
             for event, text in zip(events, texts, strict=True)
         ]
 
-    def _answer(self, events: list[SampleEvent], began: float) -> TurnResult:
+    def _answer(self, events: list[Response], began: float) -> TurnResult:
         return TurnResult(events, self._engine.clock, self._engine.stats(), time.perf_counter() - began)
 
 
-def _text_ids(request: SampleRequest, event: SampleEvent) -> IdArray:
+def _text_ids(request: SampleRequest, event: Response) -> IdArray:
     """Return the tokens of a whole response that are its text."""
     ids: IdArray = event.token_ids
     if request.prefix is not None:

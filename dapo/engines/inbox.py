@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dapo.engines.requests import Gate, Queue, empty_event, ended_before
+from dapo.engines.requests import Gate, Queue, ended_before
 from dapo.errors import DapoError, EngineError, of_the_machine
-from dapo.types.batch import Key, SampleEvent, SampleRequest
-from dapo.types.enums import FinishReason
+from dapo.types.batch import Key, Response, SampleRequest
 
 
 def check_requests(requests: Sequence[SampleRequest], gate: Gate, present: Collection[Key]) -> None:
@@ -68,7 +67,7 @@ class EngineInbox:
         self.queue = Queue()
         self._gate = gate
         self._present: set[Key] = set()  # submitted, and not handed out yet
-        self._ended: list[SampleEvent] = []  # of these, what the engine has no more to do with
+        self._ended: list[Response] = []  # of these, what the engine has no more to do with
 
     @property
     def unfinished(self) -> int:
@@ -93,16 +92,16 @@ class EngineInbox:
             waiting.append(request)
         return waiting
 
-    def keep(self, events: Iterable[SampleEvent]) -> None:
+    def keep(self, events: Iterable[Response]) -> None:
         """Keep responses that ended and cannot be handed out yet."""
         self._ended += events
 
-    def take_ended(self) -> list[SampleEvent]:
+    def take_ended(self) -> list[Response]:
         """Return responses that ended without being decoded, each once."""
         events, self._ended = self._ended, []
         return events
 
-    def hand_out(self, events: list[SampleEvent]) -> list[SampleEvent]:
+    def hand_out(self, events: list[Response]) -> list[Response]:
         """``events`` as ``poll`` returns them, ordered by (tick, key); their keys are free again."""
         self._present.difference_update(event.key for event in events)
         return sorted(events, key=lambda event: (event.tick, event.key))
@@ -111,10 +110,10 @@ class EngineInbox:
         """Return the keys that an ``abort`` means: None is everything that has not come back."""
         return set(self._present) if keys is None else set(keys)
 
-    def take_back(self, named: set[Key], tick: int) -> tuple[list[SampleEvent], list[SampleRequest]]:
+    def take_back(self, named: set[Key], tick: int) -> tuple[list[Response], list[SampleRequest]]:
         """Return what ``abort`` can answer of ``named`` without the engine, and the requests that waited."""
         events = [event for event in self._ended if event.key in named]
         self._ended = [event for event in self._ended if event.key not in named]
         waited = self.queue.take_out(named)
-        events += [empty_event(request.key, FinishReason.ABORTED, tick) for request in waited]
+        events += [Response.empty(request.key, tick=tick) for request in waited]
         return events, waited

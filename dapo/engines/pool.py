@@ -26,11 +26,11 @@ from dapo.engines.engine_processes import EngineProcesses, keys_of
 from dapo.engines.host import TurnResult
 from dapo.engines.inbox import check_idle, check_requests
 from dapo.engines.member import Flight, Member, NoPlaceError, PoolLimits
-from dapo.engines.requests import Gate, empty_event, ended_before
+from dapo.engines.requests import Gate, ended_before
 from dapo.errors import ClusterError, EngineError
 from dapo.processes.transport import HostSpec, Transport
 from dapo.system import memory_of
-from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.batch import Key, Metrics, Response, SampleRequest, TensorSum, Ticket
 from dapo.types.enums import FinishReason
 from dapo.types.protocols import ProcessState
 from dapo.weights.exchange import WeightExchange
@@ -125,7 +125,7 @@ class EnginePool:
         self._present: set[Key] = set()  # submitted, and not handed out yet
         self._owner: dict[Key, tuple[int, int]] = {}  # of what is unfinished: engine and incarnation
         self._homeless: dict[Key, SampleRequest] = {}  # unfinished, while every engine starts
-        self._ended: list[SampleEvent] = []  # not handed out yet
+        self._ended: list[Response] = []  # not handed out yet
         self._round: dict[int, TurnResult] = {}  # lockstep: of a round whose other turns are under way
         self._told: dict[int, Any] = {}  # what each engine said when all were asked
         self._restarts = 0
@@ -167,7 +167,7 @@ class EnginePool:
                 self._ended.append(done)
         self._assign(going)
 
-    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+    def poll(self, timeout: float | None = None) -> list[Response]:
         """Run turns until a response has ended. With ``timeout``, turns may still be running on return.
 
         In lockstep, a call with ``timeout`` ends at most one round. So what is submitted between two calls joins the
@@ -187,7 +187,7 @@ class EnginePool:
                 break
         return self._hand_out({event.key for event in self._ended}, lambda event: (event.tick, event.key))
 
-    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+    def abort(self, keys: Iterable[Key] | None = None) -> list[Response]:
         """Wait for the turns under way, and take back. What a lost engine had comes back as it was submitted.
 
         Engines hear with their next turn which kept slots to let go; nothing is waited for if that is all.
@@ -338,7 +338,7 @@ class EnginePool:
             return self._processes.members[request.engine]
         return min(self._processes.at_work(), key=attrgetter("crowding"), default=None)
 
-    def _hand_out(self, named: set[Key], order: Callable[[SampleEvent], Any]) -> list[SampleEvent]:
+    def _hand_out(self, named: set[Key], order: Callable[[Response], Any]) -> list[Response]:
         out = [event for event in self._ended if event.key in named]
         self._ended = [event for event in self._ended if event.key not in named]
         self._present.difference_update(event.key for event in out)
@@ -350,7 +350,7 @@ class EnginePool:
             if key in member.work.owned:
                 member.work.forget(key)
                 del self._owner[key]
-                self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
+                self._ended.append(Response.empty(key, tick=self.clock))
 
     def _take_back(self, named: set[Key]) -> None:
         """Make all that is unfinished of ``named`` end."""
@@ -358,7 +358,7 @@ class EnginePool:
             self._hear()
         for key in named & self._homeless.keys():
             del self._homeless[key]
-            self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
+            self._ended.append(Response.empty(key, tick=self.clock))
         for member in self._processes.members:
             if mine := [key for key in member.work.owned if key in named]:
                 self._recall(member, mine)

@@ -13,7 +13,7 @@ import numpy as np
 
 from dapo.engines.stops import StopStrings
 from dapo.errors import EngineError
-from dapo.types.batch import IntArray, Key, SampleEvent, SampleRequest
+from dapo.types.batch import IntArray, Key, Response, SampleRequest
 from dapo.types.enums import FinishReason
 
 
@@ -84,25 +84,17 @@ class Gate:
         self._seen = request.prompt_ids
 
 
-def ended_before(request: SampleRequest, tick: int, strings: StopStrings | None = None) -> SampleEvent | None:
-    """Return the event of a request whose prefix is whole already; None when a token is left to make."""
+def ended_before(request: SampleRequest, tick: int, strings: StopStrings | None = None) -> Response | None:
+    """Return the end of a request whose prefix is whole already; None when a token is left to make."""
     prefix, made, stop = request.prefix, 0, request.sampling.stop
     if prefix is not None and (made := len(prefix)) > prefix.turn_start:  # a reply ends no response
         if int(prefix.token_ids[-1]) in request.sampling.stop_token_ids:
-            return empty_event(request.key, FinishReason.STOP, tick)
+            return Response.empty(request.key, FinishReason.STOP, tick=tick)
         if stop and strings is not None and strings.ends_with(prefix.token_ids[prefix.turn_start :], stop):
-            return empty_event(request.key, FinishReason.STOP, tick)
+            return Response.empty(request.key, FinishReason.STOP, tick=tick)
     if made >= request.sampling.max_tokens:
-        return empty_event(request.key, FinishReason.LENGTH, tick)
+        return Response.empty(request.key, FinishReason.LENGTH, tick=tick)
     return None
-
-
-def empty_event(key: Key, finish: FinishReason, tick: int) -> SampleEvent:
-    """Return the event of a response that ended without a new token."""
-    none = np.empty(0)
-    return SampleEvent(
-        key, none.astype(np.int64), none.astype(np.float32), none.astype(np.int32), finish=finish, tick=tick
-    )
 
 
 class Queue:

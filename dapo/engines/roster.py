@@ -14,7 +14,7 @@ from dapo.engines.requests import sequence_of
 from dapo.engines.sampling import SamplingSettings, settings_of
 from dapo.engines.stops import StopStrings
 from dapo.models.routing import EXTRA, Routes
-from dapo.types.batch import IntArray, Key, SampleEvent, SampleRequest
+from dapo.types.batch import IntArray, Key, Response, SampleRequest
 from dapo.types.enums import FinishReason
 from dapo.types.extra import Extra
 from dapo.types.seeds import stream_keys, uniforms
@@ -178,10 +178,8 @@ class Roster:
         for number, seat in self._occupied.items():
             seat.versions.append((int(self.made[number]), version))
 
-    def release(
-        self, seats: IntArray, tick: int, finish: FinishReason | None = None, reason: str | None = None
-    ) -> list[SampleEvent]:
-        """End responses and free their numbers. ``finish`` None: stop or length, by the last token."""
+    def release(self, seats: IntArray, tick: int, *, ended: bool = True, failed: str | None = None) -> list[Response]:
+        """Free the numbers of responses: ``ended`` says whether they do, ``failed`` why they cannot go on."""
         numbers = np.asarray(seats, dtype=np.int64)
         if not len(numbers):
             return []
@@ -192,24 +190,22 @@ class Roster:
             seat = self._occupied.pop(number)
             self._users[index] -= 1
             heapq.heappush(self._free, number)
-            how = finish
-            if how is None:
-                how = FinishReason.STOP if stopped or number in self._read else FinishReason.LENGTH
+            finish = FinishReason.STOP if stopped or number in self._read else FinishReason.LENGTH
             self._reading.pop(number, None)
             self._read.discard(number)
             versions = np.full(made, seat.versions[0][1], dtype=np.int32)
             for start, version in seat.versions[1:]:
                 versions[start:] = version
             events.append(
-                SampleEvent(
-                    key=seat.request.key,
+                Response(
                     token_ids=self._tokens[number, :made].copy(),
                     logprobs=self._logprobs[number, :made].copy(),
                     versions=versions,
-                    finish=how,
-                    tick=tick,
-                    reason=reason,
+                    finish=FinishReason.FAILED if failed else finish if ended else None,
                     extra=self._extra(number, seat.request, made),
+                    key=seat.request.key,
+                    tick=tick,
+                    reason=failed,
                 )
             )
         return events

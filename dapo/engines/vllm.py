@@ -38,8 +38,7 @@ from dapo.links import install
 from dapo.models.adapter import is_adapter, write_adapter_parts
 from dapo.models.weight_files import read_shapes, write_weights
 from dapo.system import shared_memory
-from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
-from dapo.types.enums import FinishReason
+from dapo.types.batch import Key, Metrics, Response, SampleRequest, TensorSum, Ticket
 from dapo.types.model import ModelFacts
 from dapo.types.seeds import generator_seed
 from dapo.weights.routes import ROUTES, check_named, receive
@@ -160,7 +159,7 @@ class VllmEngine:
         if self._lost:
             raise EngineError("vLLM failed before and cannot go on: start the run again with `dapo train --resume`")
 
-    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+    def poll(self, timeout: float | None = None) -> list[Response]:
         """Decode until at least one response has ended, or nothing is left; with ``timeout`` a step at least, and no
         further one after so many seconds.
         """
@@ -173,12 +172,12 @@ class VllmEngine:
                 break
         return self._inbox.hand_out(events)
 
-    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+    def abort(self, keys: Iterable[Key] | None = None) -> list[Response]:
         """Take back unfinished responses with the tokens made so far. Keys unknown here are ignored."""
         named = self._inbox.names(keys)
         events, _ = self._inbox.take_back(named, self.clock)
         chosen = [name for name, response in self._responses.items() if response.request.key in named]
-        events += [self._responses.pop(name).event(FinishReason.ABORTED, self.clock) for name in chosen]
+        events += [self._responses.pop(name).event(None, self.clock) for name in chosen]
         if chosen and not self._lost:
             try:
                 self._engine.abort_request(chosen)
@@ -304,7 +303,7 @@ class VllmEngine:
             engine.engine_core.shutdown()
             cleanup_dist_env_and_memory()
 
-    def _step(self) -> list[SampleEvent]:
+    def _step(self) -> list[Response]:
         """One step of vLLM: a token for every running response, and prefill for new ones."""
         with self._losing("decoding"):
             outputs = self._engine.step()

@@ -13,12 +13,12 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dapo.engines.requests import Queue, empty_event, sequence_of
+from dapo.engines.requests import Queue, sequence_of
 from dapo.engines.stops import StopStrings
 from dapo.engines.vllm_http import (
     ABORT,
@@ -36,7 +36,7 @@ from dapo.engines.vllm_route import PublishedFolder, ServerWeights
 from dapo.engines.vllm_startup import ServerFacts
 from dapo.engines.vllm_waiting import AGAIN, Outage
 from dapo.errors import EngineError
-from dapo.types.batch import Key, SampleEvent, SampleRequest
+from dapo.types.batch import Key, Response, SampleRequest
 from dapo.types.enums import FinishReason
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Dispatcher:
         strings: StopStrings | None = None,
     ) -> None:
         self.waiting, self.flights = Queue(), dict[Key, _Flight]()
-        self.ended, self.refused = deque[SampleEvent](), dict[Key, EngineError]()
+        self.ended, self.refused = deque[Response](), dict[Key, EngineError]()
         self.failure: EngineError | None = None
         self.clock = 0
         self.counts = Counter[str]()
@@ -132,7 +132,7 @@ class Dispatcher:
         if self.failure is not None:
             raise self.failure
 
-    async def abort(self, named: set[Key]) -> list[SampleEvent]:
+    async def abort(self, named: set[Key]) -> list[Response]:
         taken = [request.key for request in self.waiting.take_out(named)]
         taken += [key for key in list(self.refused) if key in named and self.refused.pop(key)]
         for key in taken:
@@ -142,7 +142,7 @@ class Dispatcher:
             await self._abort_flights()
         finally:
             self._aborting.clear()
-        events = [empty_event(key, FinishReason.ABORTED, self.clock) for key in taken]
+        events = [Response.empty(key, tick=self.clock) for key in taken]
         events += [event for event in self.ended if event.key in named]
         kept = [event for event in self.ended if event.key not in named]
         self.ended.clear()
@@ -200,7 +200,7 @@ class Dispatcher:
             starts = len(sequence_of(flight.request)) + np.concatenate([[0], changes])
             self.counts["prefill_tokens"] += int(starts.sum()) - answer.cached
         arrays = (answer.token_ids[:made], answer.logprobs[:made], versions[:made])
-        return self._end(SampleEvent(flight.request.key, *arrays, finish=finish, tick=self.clock, reason=reason))
+        return self._end(Response(*arrays, finish, key=flight.request.key, tick=self.clock, reason=reason))
 
     async def _refuse(self, flight: _Flight, status: int, payload: Any) -> None:
         """Handle an answer that is not 200. Below 500 the request is at fault; with 500 the request or the server,
@@ -223,13 +223,13 @@ class Dispatcher:
         return self._fail(key, said)
 
     def _fail(self, key: Key, reason: str) -> None:
-        self._end(replace(empty_event(key, FinishReason.FAILED, self.clock), reason=reason))
+        self._end(Response.empty(key, FinishReason.FAILED, tick=self.clock, reason=reason))
 
     def _forget(self, key: Key) -> None:
         self._losses.pop(key, None)
         self._deaths.pop(key, None)
 
-    def _end(self, event: SampleEvent) -> None:
+    def _end(self, event: Response) -> None:
         self.flights.pop(event.key, None)
         self._forget(event.key)
         self.ended.append(event)
@@ -243,7 +243,7 @@ class Dispatcher:
             return  # taken back in the meantime
         self._losses[key] += 1
         if key in self._aborting:
-            self._end(empty_event(key, FinishReason.ABORTED, self.clock))
+            self._end(Response.empty(key, tick=self.clock))
         elif self._losses[key] > _MOST_LOSSES:
             reason = f"sent {self._losses[key]} times to a server that stays well, and lost each time: {reason}"
             self._fail(key, reason)
@@ -260,7 +260,7 @@ class Dispatcher:
             if flight.task is not None:
                 flight.task.cancel()
             if flight.request.key in self._aborting:
-                self._end(empty_event(flight.request.key, FinishReason.ABORTED, self.clock))
+                self._end(Response.empty(flight.request.key, tick=self.clock))
         self.waiting.push_front([flight.request for flight in flights if flight.request.key not in self._aborting])
         self._tell()
 
@@ -294,7 +294,7 @@ class Dispatcher:
                     flight = self.flights[key]
                     if flight.task is not None:
                         flight.task.cancel()
-                    self._end(empty_event(key, FinishReason.ABORTED, self.clock))
+                    self._end(Response.empty(key, tick=self.clock))
             with suppress(TimeoutError):
                 await self._until(lambda: not self._aborting & self.flights.keys(), _ABORT_AGAIN)
 

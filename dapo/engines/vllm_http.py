@@ -289,11 +289,11 @@ class ServerResponse:
         ids, logprobs = self.token_ids[:count], self.logprobs[:count]
         return replace(self, token_ids=ids, logprobs=logprobs, labels=labels, finish="stop", complete=True)
 
-    def ended(self) -> tuple[FinishReason, str | None]:
+    def ended(self) -> tuple[FinishReason | None, str | None]:
         """How the response ended, and why where it failed."""
         if self.finite < len(self.token_ids):
             return FinishReason.FAILED, "the model's logits are not finite"
-        known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+        known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": None}
         if self.finish in known:
             return known[self.finish], None
         return FinishReason.FAILED, f"the server ended it with {self.finish!r}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dapo.engines.stops import StopStrings
 from dapo.errors import EngineError
 from dapo.models.routing import EXTRA, Routes
-from dapo.types.batch import Key, SampleEvent, SampleRequest
+from dapo.types.batch import Key, Response, SampleRequest
 from dapo.types.enums import FinishReason
 from dapo.types.extra import Extra
 from dapo.types.model import ModelFacts
@@ -97,16 +97,16 @@ class VllmResponse:
             return Ending(_KNOWN[new.finish_reason])
         return Ending(FinishReason.FAILED, f"vLLM ended it with {new.finish_reason!r}")
 
-    def event(self, finish: FinishReason, tick: int, reason: str | None = None) -> SampleEvent:
-        return SampleEvent(
-            key=self.request.key,
+    def event(self, finish: FinishReason | None, tick: int, reason: str | None = None) -> Response:
+        return Response(
             token_ids=np.array(self.token_ids, dtype=np.int64),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
             finish=finish,
+            extra=self._extra(),
+            key=self.request.key,
             tick=tick,
             reason=reason,
-            extra=self._extra(),
         )
 
     def _extra(self) -> Extra:

@@ -26,7 +26,7 @@ from dapo.engines.vllm_sums import together
 from dapo.errors import EngineError
 from dapo.http import Background
 from dapo.models.weight_files import read_shapes
-from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.batch import Key, Metrics, Response, SampleRequest, TensorSum, Ticket
 from dapo.weights.routes import unknown_route
 from dapo.weights.sets import SETS
 
@@ -116,7 +116,7 @@ class ServerEngine:
         self._call(self._dispatcher.submit([self._inbox.queue.pop() for _ in accepted]))
         self._mark()
 
-    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+    def poll(self, timeout: float | None = None) -> list[Response]:
         """Return ended responses; waits for them up to ``timeout`` seconds, with None until one has ended.
 
         Raises:
@@ -140,7 +140,7 @@ class ServerEngine:
         self._clock_seen = self._dispatcher.clock
         return self._inbox.hand_out(events)
 
-    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+    def abort(self, keys: Iterable[Key] | None = None) -> list[Response]:
         """Take back responses with the tokens made so far. Keys unknown here are ignored.
 
         While the server is away they come back empty: what it had made is gone, or not worth the wait.

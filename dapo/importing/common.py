@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from dapo.config.checks import OF_THE_ENGINE
+from dapo.config.schema.run import TRACKERS
 from dapo.importing.arithmetic import shown
 from dapo.importing.reading import Reading, SourceValue
 
@@ -273,7 +274,7 @@ def epochs_per_rollout(r: Reading, key: str) -> None:
     if passes.given:
         r.put("learner.epochs_per_rollout", passes.value, passes)
     if passes.value > 1:
-        r.say(f"{passes.said.removeprefix('from ')}: later passes draw their minibatches anew here")
+        r.say(f"{passes.said.removeprefix('from ')}: later passes draw their minibatches again here")
 
 
 def staleness(r: Reading, found: SourceValue, *founds: SourceValue | None, note: str = "") -> None:
@@ -312,14 +313,13 @@ def trackers(r: Reading, found: SourceValue | None, project: SourceValue | None 
     if found is None:
         return
     words = re.findall(r"\w+", str(found.value).lower())
-    named: list[str | dict[str, str]] = [word for word in ("tensorboard", "mlflow", "trackio") if word in words]
+    named: list[str | dict[str, str]] = [name for name in TRACKERS if name in words and name != "wandb"]
     if "wandb" in words:
         named.append({"kind": "wandb", "project": otherwise if project is None else str(project.value)})
     if named:
         r.put("logging.trackers", named, found, project if "wandb" in words else None)
-    ours = {"wandb", "tensorboard", "mlflow", "trackio", "console", "file", "none"}
-    if unknown := [word for word in words if word not in ours]:
-        by_name = "logging.trackers takes wandb, tensorboard, mlflow and trackio by name"
+    if unknown := [word for word in words if word not in {*TRACKERS, "console", "file", "none"}]:
+        by_name = f"logging.trackers takes {', '.join(TRACKERS)} by name"
         r.drop(found, f"{', '.join(unknown)}: {by_name}", idle=True)
 
 

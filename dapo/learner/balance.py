@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dapo.types.batch import HasTokens
+from dapo.types.batch import TokenRow
 from dapo.types.model import ModelFacts
 
 EXTRA_PASSES = 2
@@ -28,7 +28,7 @@ class Costs:
         attention: price of one pair of tokens in attention; ``attention_share`` computes it for a model.
     """
 
-    rows: Sequence[HasTokens]
+    rows: Sequence[TokenRow]
     attention: float = 0.0
 
     def prompt(self, row: int) -> float:

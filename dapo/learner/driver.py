@@ -16,7 +16,7 @@ from dapo.learner.hosts import PendingSave, Workers, all_files
 from dapo.learner.plan import Pass, check_in_step, efficiency, plan_passes, plan_step
 from dapo.metrics.stats import Stats, merge
 from dapo.models.checksum import together
-from dapo.types.batch import FloatArray, HasTokens, Learned, LearnStep, Of, SavedFile, Ticket
+from dapo.types.batch import FloatArray, Learned, LearnStep, Of, SavedFile, Ticket, TokenRow
 from dapo.types.protocols import Handle, ProcessState
 from dapo.weights.exchange import WeightExchange
 
@@ -76,7 +76,7 @@ class LearnerDriver:
         waiting = efficiency(plans, packed=self._facts.packed, attention=self._facts.attention)
         return self.workers.each("learn", [(plan,) for plan in self._shared(plans)], partial(_learned, waiting))
 
-    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Handle[list[FloatArray]]:
+    def logprobs(self, rows: Sequence[TokenRow], of: Of = "policy") -> Handle[list[FloatArray]]:
         """Ask for the log-probability of every response token under the present weights, in the order of ``rows``.
 
         Raises:
@@ -101,7 +101,7 @@ class LearnerDriver:
         ]
         return self.workers.each("logprobs", self._shared(asked), in_order)
 
-    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+    def rounding(self, rows: Sequence[TokenRow]) -> FloatArray | None:
         """Return how far rounding moves the tokens of ``rows``; None where that cannot be measured."""
         if self.workers.ranks > 1:
             return None

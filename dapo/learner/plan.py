@@ -16,7 +16,7 @@ import numpy as np
 from dapo.errors import LearnerError
 from dapo.learner.balance import OVERHEAD, Costs, balanced_passes, price_of
 from dapo.metrics.stats import Stats, stat
-from dapo.types.batch import HasTokens, LearnStep, RatioAgainst, Row, TokenRow, by_prompt, by_response
+from dapo.types.batch import LearnStep, RatioAgainst, Row, TokenRow, by_prompt, by_response
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _own_part(rows: Sequence[Row], kept: Sequence[int], passes: Sequence[Pass], 
 
 
 def plan_passes(
-    rows: Sequence[HasTokens],
+    rows: Sequence[TokenRow],
     max_tokens: int,
     *,
     ranks: int = 1,
@@ -192,7 +192,7 @@ def plan_passes(
     return planned
 
 
-def _joined(rows: Sequence[HasTokens], members: Sequence[int], max_tokens: int, packed: bool) -> HasTokens:
+def _joined(rows: Sequence[TokenRow], members: Sequence[int], max_tokens: int, packed: bool) -> TokenRow:
     """Return one row in place of several: its tokens are as many as all of them are in a pass.
 
     Raises:
@@ -213,7 +213,7 @@ def _joined(rows: Sequence[HasTokens], members: Sequence[int], max_tokens: int, 
 
 
 def _shares(
-    rows: Sequence[HasTokens], chosen: Sequence[int], max_tokens: int, ranks: int, packed: bool, attention: float
+    rows: Sequence[TokenRow], chosen: Sequence[int], max_tokens: int, ranks: int, packed: bool, attention: float
 ) -> list[list[list[int]]]:
     """Return the chosen rows as [rank][pass][row], as many passes for every rank; [] is an empty pass."""
     plan = [
@@ -247,7 +247,7 @@ def pass_cost(rows: Sequence[int], costs: Costs, packed: bool) -> float:
     return len(rows) * max((costs.prompt(n) + costs.response(n) for n in rows), default=0.0)
 
 
-def split(rows: Sequence[HasTokens], max_tokens: int, *, packed: bool = True) -> list[list[int]]:
+def split(rows: Sequence[TokenRow], max_tokens: int, *, packed: bool = True) -> list[list[int]]:
     """Return the indices of the rows of each micro-batch, at most ``max_tokens`` input tokens each.
 
     Packed, a group stays together where it fits, so its prompt is computed once; a larger group is divided. Padded,
@@ -256,7 +256,7 @@ def split(rows: Sequence[HasTokens], max_tokens: int, *, packed: bool = True) ->
     return _split_packed(rows, max_tokens) if packed else _split_padded(rows, max_tokens)
 
 
-def deal_groups(rows: Sequence[HasTokens], chosen: Sequence[int], ranks: int) -> list[list[int]]:
+def deal_groups(rows: Sequence[TokenRow], chosen: Sequence[int], ranks: int) -> list[list[int]]:
     """Return the chosen rows of each rank: whole groups by tokens, the largest first to the least loaded rank.
 
     A group that is larger than a rank's share is divided, at the price of its prompt once more.
@@ -281,11 +281,11 @@ def deal_groups(rows: Sequence[HasTokens], chosen: Sequence[int], ranks: int) ->
     return [sorted(own) for own in dealt]
 
 
-def _prompt(rows: Sequence[HasTokens], chosen: Sequence[int], members: Sequence[int]) -> int:
+def _prompt(rows: Sequence[TokenRow], chosen: Sequence[int], members: Sequence[int]) -> int:
     return len(rows[chosen[members[0]]].prompt_ids)
 
 
-def _split_packed(rows: Sequence[HasTokens], max_tokens: int) -> list[list[int]]:
+def _split_packed(rows: Sequence[TokenRow], max_tokens: int) -> list[list[int]]:
     batches: list[list[int]] = []
     used = max_tokens + 1  # the first row opens a micro-batch
     for members in by_prompt(rows):
@@ -302,7 +302,7 @@ def _split_packed(rows: Sequence[HasTokens], max_tokens: int) -> list[list[int]]
     return batches
 
 
-def _split_padded(rows: Sequence[HasTokens], max_tokens: int) -> list[list[int]]:
+def _split_padded(rows: Sequence[TokenRow], max_tokens: int) -> list[list[int]]:
     lengths = [len(row.prompt_ids) + _inputs(row) for row in rows]
     batches: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda i: -lengths[i]):  # the first of a micro-batch is its longest
@@ -312,5 +312,5 @@ def _split_padded(rows: Sequence[HasTokens], max_tokens: int) -> list[list[int]]
     return batches
 
 
-def _inputs(row: HasTokens) -> int:
+def _inputs(row: TokenRow) -> int:
     return max(len(row.token_ids) - 1, 0)

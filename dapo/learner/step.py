@@ -32,7 +32,7 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad
 from dapo.models.policy import Policy
 from dapo.models.positions import check_positions
-from dapo.types.batch import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow, by_response
+from dapo.types.batch import BoolArray, FloatArray, Of, RatioAgainst, Row, TokenRow, by_response
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not; sharding imports slowly
     from dapo.config import schema
@@ -137,7 +137,7 @@ class PolicyStep:
         if self.sharding is not None:
             self.sharding.release()
 
-    def logprobs(self, rows: Sequence[HasTokens], *, learning: bool = False) -> list[FloatArray]:
+    def logprobs(self, rows: Sequence[TokenRow], *, learning: bool = False) -> list[FloatArray]:
         """Log-probability of every response token of one pass under the present weights, in the order of ``rows``.
 
         ``learning``: they are those of the training step's rows before its updates.
@@ -266,7 +266,7 @@ class PolicyStep:
             )
         return "resume from the last checkpoint with a smaller learner.learning_rate, or with model.dtype=float32"
 
-    def _batch(self, rows: Sequence[HasTokens]) -> PackedBatch:
+    def _batch(self, rows: Sequence[TokenRow]) -> PackedBatch:
         longest = max(len(row.prompt_ids) + len(row.token_ids) - 1 for row in rows)
         check_positions(self.loaded.name, self.loaded.exact_positions, longest)
         if self.loaded.packed:

@@ -49,7 +49,7 @@ from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
 from dapo.models.weight_files import model_tensors
-from dapo.types.batch import FloatArray, HasTokens, Of, Route, Row, SavedFile, TokenTrace
+from dapo.types.batch import FloatArray, Of, Route, Row, SavedFile, TokenRow, TokenTrace
 from dapo.weights.route import Source
 from dapo.weights.routes import ROUTES
 
@@ -147,7 +147,7 @@ class Worker:
             stats.append(self._counted(stat("train/merge_error", self._merge_error())))
         return merge([*stats, reserved()]), traces
 
-    def logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass], of: Of = "policy") -> list[FloatArray]:
+    def logprobs(self, rows: Sequence[TokenRow], passes: Sequence[Pass], of: Of = "policy") -> list[FloatArray]:
         """Return the log-probability of every response token under the present weights, in the order of ``rows``.
 
         Of workers that share rows only the first one answers with them.
@@ -160,7 +160,7 @@ class Worker:
         give_back()
         return found if self._speaks_of_rows else []
 
-    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+    def rounding(self, rows: Sequence[TokenRow]) -> FloatArray | None:
         """Return how far rounding moves the tokens of ``rows`` in the model's own forward pass (``own_rounding``).
 
         None for weights that lie in slices on several ranks.
@@ -241,7 +241,7 @@ class Worker:
         return self.loaded.unit is None or self.loaded.unit.place == 0
 
     def _logprobs(
-        self, rows: Sequence[HasTokens], passes: Sequence[Pass], *, learning: bool = False
+        self, rows: Sequence[TokenRow], passes: Sequence[Pass], *, learning: bool = False
     ) -> list[FloatArray]:
         found: dict[int, FloatArray] = {}
         for planned in passes:

@@ -15,9 +15,9 @@ from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation_metrics import kind_of, reason_of, result_of
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import (
-    Completion,
     Key,
     Prompt,
+    Response,
     SampleRequest,
     SamplingParams,
     Score,
@@ -95,16 +95,16 @@ class Evaluator:
 
     def _complete(
         self, requests: Sequence[SampleRequest], prompts: Mapping[Key, Prompt]
-    ) -> tuple[dict[Key, Completion], dict[Key, Score]]:
+    ) -> tuple[dict[Key, Response], dict[Key, Score]]:
         """Complete the requests; verifiers score what has ended while the engine makes the rest."""
         self.rollouts.submit(requests, prompts.__getitem__)
-        completions: dict[Key, Completion] = {}
+        completions: dict[Key, Response] = {}
         scores: dict[Key, Score] = {}
         while len(completions) < len(requests):
             self.rollouts.pump()
             for response in self.rollouts.ended("evaluate"):
-                completions[response.key] = response.completion
-                self.rollouts.judge(response.key, prompts[response.key], response.completion, response.reason)
+                completions[response.key] = response
+                self.rollouts.judge(response.key, prompts[response.key], response)
             if lost := self.rollouts.lost("evaluate"):
                 raise EngineError(f"the engine lost {len(lost)} of the evaluation's {len(requests)} requests")
             scores.update(self.rollouts.scores("evaluate", 0))

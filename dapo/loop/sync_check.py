@@ -21,8 +21,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.loop.sampling.rollouts import Response, Rollouts
-from dapo.types.batch import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TensorSum, TokenRow
+from dapo.loop.sampling.rollouts import Rollouts
+from dapo.types.batch import (
+    FloatArray,
+    Key,
+    Metrics,
+    Prompt,
+    Response,
+    SampleRequest,
+    SamplingParams,
+    TensorSum,
+    TokenRow,
+)
 from dapo.types.enums import FinishReason
 from dapo.types.protocols import Engine, EngineGroup, Learner
 from dapo.types.seeds import SYNC_CHECK, derive_seed
@@ -48,7 +58,7 @@ LARGEST = 20.0  # times the accepted mean: of a single token. Healthy gaps reach
 
 @dataclass(slots=True)
 class Healthy:
-    """What the checks that passed have found: running means, which checkpoints have."""
+    """Running means of the checks that passed, which checkpoints have."""
 
     gap: float = 0.0  # nats
     square: float = 0.0  # of the gaps of single tokens
@@ -156,17 +166,16 @@ class SyncCheck:
         rows: dict[tuple[int, bytes], TokenRow] = {}  # engines with the same weights mostly say the same
         for r in responses:
             which = r.key.group % len(self._prompts)
-            row = TokenRow(which, self._prompts[which].token_ids, r.completion.token_ids)
-            rows.setdefault((which, r.completion.token_ids.tobytes()), row)
+            row = TokenRow(which, self._prompts[which].token_ids, r.token_ids)
+            rows.setdefault((which, r.token_ids.tobytes()), row)
         learned = dict(zip(rows, self._learner.logprobs(list(rows.values())).result(), strict=True))
         found: dict[int | None, list[tuple[FloatArray, TokenRow]]] = {}
         for r in responses:
             place, which = divmod(r.key.group, len(self._prompts))
-            said = which, r.completion.token_ids.tobytes()
-            gap = np.abs(learned[said] - r.completion.logprobs)
-            if r.completion.generated is not None:  # no engine drew the tokens that end a thinking budget
-                gap = gap[r.completion.generated]
-            found.setdefault(asked[place], []).append((gap, rows[said]))
+            said = which, r.token_ids.tobytes()
+            gap = np.abs(learned[said] - r.logprobs)
+            # no engine drew the tokens that end a thinking budget
+            found.setdefault(asked[place], []).append((gap[r.sampled], rows[said]))
         return {
             number: (np.concatenate([gap for gap, _ in parts]), [row for _, row in parts])
             for number, parts in found.items()
@@ -251,7 +260,7 @@ def _sampled(
         responses += rollouts.ended("check")
         if lost := rollouts.lost("check"):
             raise EngineError(f"the engine lost {len(lost)} of the sync check's {len(requests)} requests")
-    failed = [r for r in responses if r.completion.finish is FinishReason.FAILED]
+    failed = [r for r in responses if r.finish is FinishReason.FAILED]
     if failed:
         raise EngineError(
             f"the sync check after step {step} failed: {len(failed)} of {len(responses)} short responses did "

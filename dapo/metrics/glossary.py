@@ -112,7 +112,7 @@ def _learner() -> Iterator[Metric]:
         "train/routes_replayed",
         SHARE,
         "With `learner.router_replay`: tokens of responses whose experts were repeated. `sampler` leaves out those "
-        "that other weights routed anew, and those whose experts no engine recorded.",
+        "that other weights routed again, and those whose experts no engine recorded.",
         "higher",
     )
     yield Metric(

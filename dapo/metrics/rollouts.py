@@ -17,11 +17,12 @@ _VERDICTS = {
 }
 _DISPOSITIONS = {
     Disposition.TRAINED: "trained in this step",
-    Disposition.CARRIED: "kept and held for a later step",
+    Disposition.CARRIED: "kept and held for a later step, counted in each step that they wait",
     Disposition.FILLED: "rejected, yet trained to fill the batch; they count in N with advantage zero",
     Disposition.COPIED: "kept and trained once more in place of a rejected one (mode `replace`)",
     Disposition.EXPIRED: "held back, and dropped at the age limit (`on_max_age: drop`)",
-    Disposition.DISCARDED: "rejected, or thrown away under `surplus: discard` or `unfinished: discard`",
+    Disposition.DISCARDED: "rejected (tokens: `cost/rejected_tokens`), or thrown away under `surplus: discard` or "
+    "`unfinished: discard` (`cost/discarded_tokens`)",
 }
 
 
@@ -86,7 +87,12 @@ def cost_metrics() -> Iterator[Metric]:
         ("trained", "of groups trained in this step, whichever step generated them", "higher"),
         ("filled", "of rejected groups that trained to fill the batch", None),
         ("rejected", "of groups that the keep rule rejected in this step", "lower"),
-        ("discarded", "thrown away in this step: kept surplus and unfinished responses under `discard`", "lower"),
+        (
+            "discarded",
+            "thrown away in this step: kept surplus and unfinished responses under `discard`, without rejected groups, "
+            "which `groups/discarded` counts too",
+            "lower",
+        ),
         ("expired", "dropped in this step at the age limit", "lower"),
     ):
         good: Better = better  # type: ignore[assignment]
@@ -160,7 +166,7 @@ def environment_metrics() -> Iterator[Metric]:
     yield Metric(
         "environment/not_repeatable",
         COUNT,
-        "Episodes that went otherwise when they were played again, and began anew.",
+        "Episodes that went otherwise when they were played again, and began again.",
         "lower",
     )
     yield Metric(

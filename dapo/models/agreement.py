@@ -29,7 +29,7 @@ from dapo.models.packing import PackedBatch
 from dapo.models.precision import exact_matmuls
 from dapo.models.routing import RoutedPass, Routes, cut_out, lay_out
 from dapo.system import available_memory
-from dapo.types.batch import FloatArray, HasTokens
+from dapo.types.batch import FloatArray, TokenRow
 
 FLOAT64 = (1e-6, 1e-5)
 LOW_PRECISION = (0.05, 0.5)
@@ -122,7 +122,7 @@ def float32_outputs(loaded: LoadedModel, to: torch.dtype = torch.float32, **inpu
         return None
 
 
-def own_logprobs(loaded: LoadedModel, row: HasTokens, model: Callable[..., Any], temperature: float = 1.0) -> Any:
+def own_logprobs(loaded: LoadedModel, row: TokenRow, model: Callable[..., Any], temperature: float = 1.0) -> Any:
     """Return the log-probabilities [response tokens] from the logits of ``model``; None where it gives none."""
     ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids])).to(loaded.device)
     outputs = model(input_ids=ids.unsqueeze(0), use_cache=False)
@@ -134,7 +134,7 @@ def own_logprobs(loaded: LoadedModel, row: HasTokens, model: Callable[..., Any],
 
 
 @torch.no_grad()
-def own_rounding(loaded: LoadedModel, rows: Sequence[HasTokens], temperature: float) -> FloatArray | None:
+def own_rounding(loaded: LoadedModel, rows: Sequence[TokenRow], temperature: float) -> FloatArray | None:
     """Return how far rounding moves each response token's log-probability in the model's own forward pass.
 
     The model runs as transformers has it, one row at a time without padding, with its weights as they are and widened:

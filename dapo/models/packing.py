@@ -18,14 +18,14 @@ from dapo.errors import LearnerError
 from dapo.models.attention import AttentionContext
 from dapo.models.copies import Copies
 from dapo.models.packed_attention import PackedContext, Segment
-from dapo.types.batch import HasTokens, IdArray, IntArray, by_prompt
+from dapo.types.batch import IdArray, IntArray, TokenRow, by_prompt
 
 
 @dataclass(slots=True)
 class PackedBatch:
     """One micro-batch. N counts the response tokens of all its rows, in the order of ``rows``."""
 
-    rows: list[HasTokens]  # in packed order: the rows of a group are neighbours
+    rows: list[TokenRow]  # in packed order: the rows of a group are neighbours
     order: list[int]  # rows[i] was given as row number order[i]
     input_ids: Tensor  # [1, tokens] packed, [rows, longest] padded
     position_ids: Tensor  # as input_ids
@@ -47,7 +47,7 @@ class PackedBatch:
         return torch.repeat_interleave(lengths, output_size=len(self.targets))
 
 
-def pack(rows: Sequence[HasTokens], device: torch.device) -> PackedBatch:
+def pack(rows: Sequence[TokenRow], device: torch.device) -> PackedBatch:
     """One row of tokens in which each group's prompt stands once, followed by its responses.
 
     Raises:
@@ -98,7 +98,7 @@ def _predictors(responses: Sequence[Segment], lengths: Sequence[int]) -> IntArra
     return found
 
 
-def pad(rows: Sequence[HasTokens], device: torch.device, pad_token_id: int) -> PackedBatch:
+def pad(rows: Sequence[TokenRow], device: torch.device, pad_token_id: int) -> PackedBatch:
     """Right-padded rows for the model's own attention: each row is its prompt and its response without the last token.
 
     Raises:
@@ -127,7 +127,7 @@ def pad(rows: Sequence[HasTokens], device: torch.device, pad_token_id: int) -> P
     )
 
 
-def _prompt(row: HasTokens) -> IdArray:
+def _prompt(row: TokenRow) -> IdArray:
     if len(row.prompt_ids) == 0:
         raise LearnerError(
             f"a row of group {row.group} has an empty prompt: nothing predicts its first token; "

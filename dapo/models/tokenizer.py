@@ -65,7 +65,7 @@ def _is_here(name: str) -> bool:
 def _no_tokenizer(name: str, said: str) -> str:
     if Path(name).is_dir():
         return (
-            f"no tokenizer can be loaded from {name!r}: {said}; expected tokenizer.json beside the model "
+            f"no tokenizer can be loaded from {name!r}: {said}; expected tokenizer.json in the model's folder "
             "(tokenizer.save_pretrained(folder) writes it)"
         )
     return (

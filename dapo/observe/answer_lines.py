@@ -11,7 +11,7 @@ import numpy as np
 
 from dapo.errors import DataError
 from dapo.observe.jsonl import JsonlWriter, read_jsonl
-from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.batch import Prompt, Response, Score
 from dapo.types.enums import FinishReason
 from dapo.types.evaluation import Evaluated
 
@@ -75,6 +75,6 @@ def _response(record: dict[str, Any]) -> Evaluated:
         problem=int(record["problem"]),
         sample=int(record["sample"]),
         prompt=Prompt(str(record["prompt_id"]), question, none[:0], question, str(record["answer"]), ""),
-        completion=Completion(none, none.astype(np.float32), none.astype(np.int32), finish, str(record["response"])),
+        completion=Response(none, none.astype(np.float32), none.astype(np.int32), finish, str(record["response"])),
         score=Score(values=values, reason=record["unscored"], answer=record["answered"]),
     )

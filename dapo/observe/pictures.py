@@ -27,8 +27,10 @@ GRID, GREY = "#E5E7EB", "#6B7280"
 LONGEST_NAME = 70
 EVERY_MARK = 60
 """Points up to which each evaluation has a mark."""
-LOSSES, ACCURACY = "losses", "accuracy"
-"""Charts: the only one of a supervised run, and the one whose first line bears its ends."""
+LOSSES = "losses"
+"""The only chart of a supervised run."""
+ENDS = "validation/accuracy"
+"""The line whose label has its first and last value."""
 
 
 def write_curve(run: RunFolder) -> Path:
@@ -69,9 +71,9 @@ def _draw(axes: Axes, chart: Mapping[str, Any], rows: Sequence[Row]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(labelsize=9, color=GREY)
-    axes.set_title(chart["title"], loc="left", fontsize=10.5, fontweight="bold")
     lines = [(line, series(rows, line["key"])) for line in chart["series"]]
     shown = [(line, steps, values) for line, (steps, values) in lines if steps]
+    axes.set_title(chart["title"], loc="left", fontsize=10.5, fontweight="bold", pad=20)
     for (line, steps, values), colour, style in zip(shown, COLOURS, STYLES, strict=False):
         _line(axes, line, (steps, values), rows, {"color": colour, "linestyle": style})
     if not shown:
@@ -80,10 +82,11 @@ def _draw(axes: Axes, chart: Mapping[str, Any], rows: Sequence[Row]) -> None:
         axes.set_yticks([])
         return
     _axis(axes, GLOSSARY[chart["series"][0]["key"]].unit == SHARE, min(min(values) for _, _, values in shown))
-    if chart["id"] == ACCURACY and shown[0][0] is chart["series"][0]:
-        _label_ends(axes, *shown[0][1:])
-    if len(shown) > 1:
-        axes.legend(loc="best", fontsize=8.5, handlelength=2.4, framealpha=0.8, edgecolor="none")
+    if len(shown) > 1:  # between title and chart, where it hides no line
+        look = {"fontsize": 8, "handlelength": 1.9, "handletextpad": 0.4, "columnspacing": 0.9, "frameon": False}
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=len(shown), borderaxespad=0, borderpad=0.3, **look
+        )
 
 
 def _line(
@@ -93,7 +96,8 @@ def _line(
     steps, values = curve
     marked = line["key"].startswith("validation/") and len(steps) <= EVERY_MARK
     mark: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marked or len(steps) == 1 else {}
-    axes.plot(steps, values, label=line["label"], linewidth=1.9 if marked else 1.5, **look, **mark)
+    ends = f": {100 * values[0]:.1f}% to {100 * values[-1]:.1f}%" if line["key"] == ENDS and len(values) > 1 else ""
+    axes.plot(steps, values, label=line["label"] + ends, linewidth=1.9 if marked else 1.5, **look, **mark)
     if "low" in line:
         low, high = series(rows, line["low"]), series(rows, line["high"])
         if low[0] and low[0] == high[0]:
@@ -110,22 +114,6 @@ def _axis(axes: Axes, share: bool, least: float) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     elif least >= 0:
         axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
-
-
-def _label_ends(axes: Axes, steps: Sequence[int], values: Sequence[float]) -> None:
-    """Write the first and the last value beside their points."""
-    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    for index, offset, side in ((0, (8, -3), "left"), (-1, (2, -22), "right")) if len(steps) > 1 else ():
-        axes.annotate(
-            f"{100 * values[index]:.1f}%",
-            (steps[index], values[index]),
-            xytext=offset,
-            textcoords="offset points",
-            ha=side,
-            color=COLOURS[0],
-            fontweight="bold",
-            bbox=box,
-        )
 
 
 def _plain(text: str) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, named_values, numbers, offsets_of, ragged, repeated, texts, write_table_file
-from dapo.types.batch import Completion, Group
+from dapo.types.batch import Group, Response
 from dapo.types.enums import Disposition, Verdict
 
 Which = Literal["all", "kept", "none"] | int
@@ -129,7 +129,7 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _turns(completion: Completion) -> list[dict[str, Any]] | None:
+def _turns(completion: Response) -> list[dict[str, Any]] | None:
     if completion.ended is None:
         return None
     names = [field.name for field in SCHEMA.field("turns").type.value_type]

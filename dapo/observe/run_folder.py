@@ -162,7 +162,7 @@ class RunFolder:
                 raise RecipeError(f"{run.path} is a folder of runs; give one of them: {runs}.")
             if (meant := Path("runs") / run.path / RESOLVED).is_file():
                 raise RecipeError(f"{run.path} holds no run; did you mean {meant.parent}?")
-            near = next(filter(None, map(_runs_in, (run.path.parent, Path("runs")))), "No run beside it or in runs.")
+            near = next(filter(None, map(_runs_in, (run.path.parent, Path("runs")))), "No run next to it or in runs.")
             what = "is no regular file" if os.path.lexists(run.resolved_recipe) else "is missing"
             raise RecipeError(f"{run.path} holds no run: {run.resolved_recipe.name} {what}. {near}")
         return run

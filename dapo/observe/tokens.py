@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, lists, offsets_of, ragged, texts, write_table_file
-from dapo.types.batch import Completion, Group, TokenTrace
+from dapo.types.batch import Group, Response, TokenTrace
 from dapo.types.enums import Disposition
 from dapo.types.row_parts import parts_of
 
@@ -166,7 +166,7 @@ def whole_traces(groups: Sequence[Group], traces: Iterable[TokenTrace]) -> dict[
     return {key: _joined(own, made[key]) for key, own in parts.items() if key in made}
 
 
-def _joined(own: Sequence[TokenTrace], made: Completion) -> TokenTrace:
+def _joined(own: Sequence[TokenTrace], made: Response) -> TokenTrace:
     spans = [slice(part.first, part.stop) for part in parts_of(made.turns)]
     if not spans:
         return own[0]

@@ -28,7 +28,7 @@ class _End(Enum):
 
     CLOSED = "there is to be no further look"
     THEIRS = "the other side ended it"
-    OURS = "it is to be made anew"
+    OURS = "it is to be made again"
     SILENT = "it was not greeted"
 
 

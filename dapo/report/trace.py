@@ -34,7 +34,7 @@ Event = dict[str, Any]
 def spans_of(run: RunContents) -> tuple[list[Span], str]:
     """Return a run's spans in order of time, and a sentence on their source if they were not recorded.
 
-    A run without spans.jsonl has its phases' seconds in its metrics: they are laid one behind the other.
+    A run without spans.jsonl has its phases' seconds in its metrics: they are laid one after another.
     """
     if run.spans:
         return sorted(run.spans, key=lambda span: span.start), ""
@@ -48,7 +48,7 @@ def spans_of(run: RunContents) -> tuple[list[Span], str]:
                 spans.append(Span(row["step"], name, clock, seconds, seconds, 1))
             clock += seconds
         clock = max(clock, start + float(row.get("time/step") or 0.0))
-    return spans, "This run recorded no spans: each step's phases are laid one behind the other." if spans else ""
+    return spans, "This run recorded no spans: each step's phases are laid one after another." if spans else ""
 
 
 def time_of(run: RunContents) -> TimeView:

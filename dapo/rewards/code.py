@@ -13,7 +13,7 @@ from typing import Any
 from dapo.rewards import code_runner
 from dapo.sandbox.runs import OUTPUT_BYTES, Ran, Sandbox, SandboxError
 from dapo.sandbox.select import SandboxSettings, make_sandbox
-from dapo.types.batch import Completion, Prompt
+from dapo.types.batch import Prompt, Response
 
 _FENCE = "```"
 TRIES = 2
@@ -107,7 +107,7 @@ class CodeJudge:
         self._sandbox: Sandbox = make_sandbox(settings.sandbox)
         self._runner = Path(code_runner.__file__).read_text(encoding="utf-8")
 
-    def score(self, prompt: Prompt, completion: Completion, program: str | None) -> tuple[dict[str, float], None]:
+    def score(self, prompt: Prompt, completion: Response, program: str | None) -> tuple[dict[str, float], None]:
         """Return the reward's numbers; a program has no answer that could vote.
 
         Raises:

@@ -21,7 +21,7 @@ from dapo.rewards.question import with_wide_ids
 from dapo.rewards.service import ServicePool
 from dapo.rewards.task import SIGNED_SUM
 from dapo.sandbox.select import SandboxSettings, try_sandbox
-from dapo.types.batch import Completion, Key, Prompt, Score
+from dapo.types.batch import Key, Prompt, Response, Score
 
 ACCURACY = "accuracy"
 LOCAL = SandboxSettings()
@@ -101,7 +101,7 @@ class CompositeScorer:
         self._ready: list[tuple[Key, Score]] = []
         self._next = 0
 
-    def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None:
+    def submit(self, key: Key, prompt: Prompt, completion: Response) -> None:
         """Queue one response. Rewards that cannot take long are computed at once, the others go to worker processes.
 
         Those are sent some at a time, by ``poll`` at the latest.
@@ -291,7 +291,7 @@ def _code_settings(reward: Reward, sandbox: SandboxSettings) -> CodeSettings:
     return CodeSettings(reward.tests, reward.entry_point, reward.partial, reward.seconds, reward.memory_mib, sandbox)
 
 
-def _of_environment(reward: Reward, completion: Completion) -> Outcome:
+def _of_environment(reward: Reward, completion: Response) -> Outcome:
     """Return what the environment said: its score of this name, else the sum of the rewards of its replies."""
     if completion.ended is None:
         return "exception: no environment took part in this response"

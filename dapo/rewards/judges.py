@@ -22,7 +22,7 @@ from dapo.rewards.signatures import adapt
 from dapo.rewards.simple import TookLong
 from dapo.rewards.task import read_answer, task, warm_up
 from dapo.sandbox.runs import SandboxError
-from dapo.types.batch import Completion, Prompt
+from dapo.types.batch import Prompt, Response
 
 Outcome = dict[str, float] | str
 """Numbers by name, or why there are none: a kind of failure (``KINDS``), a colon, details."""
@@ -62,8 +62,8 @@ class Judge:
     """
 
     name: str
-    read: Callable[[Prompt, Completion], Read] | None
-    score: Callable[[Prompt, Completion, Read], tuple[Any, str | None]]
+    read: Callable[[Prompt, Response], Read] | None
+    score: Callable[[Prompt, Response, Read], tuple[Any, str | None]]
     per_prompt: bool = False
     function: str = ""
 
@@ -135,7 +135,7 @@ def _unpickled(verifier: Verifier) -> Callable[..., Any]:
 def ask(
     judge: Judge,
     prompt: Prompt,
-    completion: Completion,
+    completion: Response,
     *,
     hopeless: Container[str] = (),
     begin: Callable[[str], None] | None = None,
@@ -177,30 +177,28 @@ def ask(
         return f"{said} (returned by {judge.function})" if judge.function else said, None
 
 
-def _score_math(prompt: Prompt, completion: Completion, read: Read) -> tuple[float, str | None]:
+def _score_math(prompt: Prompt, completion: Response, read: Read) -> tuple[float, str | None]:
     return math.judge_answer(read, prompt.answer), math.vote(read)
 
 
-def _score_task(prompt: Prompt, completion: Completion, read: Read) -> tuple[float, str | None]:
+def _score_task(prompt: Prompt, completion: Response, read: Read) -> tuple[float, str | None]:
     return task(prompt, completion), None if read is None else vote_text(read)
 
 
-def _score_last_number(
-    tolerance: float, prompt: Prompt, completion: Completion, read: Read
-) -> tuple[float, str | None]:
+def _score_last_number(tolerance: float, prompt: Prompt, completion: Response, read: Read) -> tuple[float, str | None]:
     found = last_number.read_last_number(completion.text)
     return last_number.judge(found, prompt.answer, tolerance), last_number.vote(found)
 
 
 def _score_exact(
-    pattern: Any, seconds: float | None, prompt: Prompt, completion: Completion, _: Read
+    pattern: Any, seconds: float | None, prompt: Prompt, completion: Response, _: Read
 ) -> tuple[float, str | None]:
     answer = simple.find_answer(completion.text, pattern, seconds)
     return simple.equals(answer, prompt.answer), simple.vote(answer)
 
 
 def _score_regex(
-    pattern: Any, seconds: float | None, prompt: Prompt, completion: Completion, _: Read
+    pattern: Any, seconds: float | None, prompt: Prompt, completion: Response, _: Read
 ) -> tuple[float, str | None]:
     return float(simple.found_in(completion.text, pattern, seconds)), None
 
@@ -220,7 +218,7 @@ class Hasty:
         self._judge: Judge = make_judge(verifier, moment)
         self._tries = TRIES
 
-    def __call__(self, prompt: Prompt, completion: Completion) -> tuple[Outcome, str | None] | None:
+    def __call__(self, prompt: Prompt, completion: Response) -> tuple[Outcome, str | None] | None:
         """Verdict and answer for votes; None: it takes too long here."""
         if not self._tries:
             return None

@@ -26,7 +26,7 @@ from dapo.rewards.judges import Outcome, Verifier
 from dapo.rewards.messages import Began, Failed, Judged, Message, Ready, Warming, read_messages
 from dapo.rewards.question import Question, Questions
 from dapo.system import limits_memory
-from dapo.types.batch import Completion, Prompt
+from dapo.types.batch import Prompt, Response
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
         if not self._workers:
             self.start()
 
-    def submit(self, item: int, verifier: int, seconds: float, prompt: Prompt, completion: Completion) -> None:
+    def submit(self, item: int, verifier: int, seconds: float, prompt: Prompt, completion: Response) -> None:
         """Queue one item; it goes to a worker in company, by ``poll`` at the latest. ``seconds``: its time limit."""
         question = self._questions.make(self._verifiers[verifier].kind, prompt, completion)
         self._queue.append(_Item(item, verifier, seconds, question))

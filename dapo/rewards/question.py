@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dapo.types.batch import Completion, Prompt
+from dapo.types.batch import Prompt, Response
 from dapo.types.enums import FinishReason
 
 Kind = Literal[
@@ -21,8 +21,7 @@ Kind = Literal[
 Question = tuple[str, str] | tuple[bytes, str] | tuple[bytes, bytes]
 _KEPT = 512  # prompts whose pickle is remembered: the responses of a group have one
 
-_NO_IDS, _NO_LOGPROBS = np.empty(0, np.int64), np.empty(0, np.float32)
-_NO_VERSIONS = np.empty(0, np.int32)
+_NO_IDS = np.empty(0, np.int64)
 
 
 class Questions:
@@ -31,7 +30,7 @@ class Questions:
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[Prompt, bytes]] = {}  # by identity; the prompt is kept, so that it stays one
 
-    def make(self, kind: Kind, prompt: Prompt, completion: Completion) -> Question:
+    def make(self, kind: Kind, prompt: Prompt, completion: Response) -> Question:
         """Return the parts from which ``read_question`` makes a prompt and a response on the other side."""
         if kind == "function":
             return self._prompt(prompt), _pickled(completion)
@@ -48,16 +47,16 @@ class Questions:
         return known[1]
 
 
-def read_question(question: Any) -> tuple[Prompt, Completion]:
+def read_question(question: Any) -> tuple[Prompt, Response]:
     """Return a fresh prompt and response: what a verifier changes is not seen by the next."""
     about, response = question
     prompt = pickle.loads(about) if isinstance(about, bytes) else Prompt("", "", _NO_IDS, "", about, "")
     if isinstance(response, bytes):
         return prompt, with_wide_ids(pickle.loads(response))
-    return prompt, Completion(_NO_IDS, _NO_LOGPROBS, _NO_VERSIONS, FinishReason.STOP, response)
+    return prompt, Response.empty(finish=FinishReason.STOP, text=response)
 
 
-def with_wide_ids(completion: Completion) -> Completion:
+def with_wide_ids(completion: Response) -> Response:
     """Return a response as a user's function gets it: its ids are int64, wherever its engine runs."""
     return replace(completion, token_ids=completion.token_ids.astype(np.int64, copy=False))
 

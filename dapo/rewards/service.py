@@ -32,7 +32,7 @@ from dapo.http import Background, Client, HttpError, in_a_thread, read_key, with
 from dapo.rewards.function import describe, describe_error, load_function, read_values
 from dapo.rewards.judges import Outcome
 from dapo.rewards.simple import compile_pattern
-from dapo.types.batch import Completion, Prompt
+from dapo.types.batch import Prompt, Response
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class ServicePool:
         """Items submitted and not yet returned by ``take``."""
         return self._pending
 
-    def submit(self, item: int, prompt: Prompt, completion: Completion) -> None:
+    def submit(self, item: int, prompt: Prompt, completion: Response) -> None:
         """Queue one response. A question that was answered, or is being asked, is not asked again."""
         question = self._form.question(prompt, completion.text)
         digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()

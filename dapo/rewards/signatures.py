@@ -18,9 +18,9 @@ from dapo.errors import RewardError
 from dapo.metrics.names import reward_name_problem
 from dapo.rewards.compared_text import read_golds
 from dapo.rewards.function import describe, read_values
-from dapo.types.batch import MODEL, Completion, Prompt
+from dapo.types.batch import MODEL, Prompt, Response
 
-Ours = Callable[[Prompt, Completion], Any]
+Ours = Callable[[Prompt, Response], Any]
 
 _FIRST = frozenset(("prompt", "p", "item", "_", "_prompt", "unused"))
 _SECOND = frozenset(("completion", "c", "response", "_", "_completion", "unused"))
@@ -170,7 +170,7 @@ class _Trl:
         self._needed = _needed(parameters)
         self._turned = False  # it took the other form
 
-    def __call__(self, prompt: Prompt, completion: Completion) -> Any:
+    def __call__(self, prompt: Prompt, completion: Response) -> Any:
         messages = bool(prompt.messages) != self._turned
         try:
             found, noted = self._call(prompt, completion, messages)
@@ -182,7 +182,7 @@ class _Trl:
             self._turned = not self._turned
         return {**_numbers(noted), self._reward: _only(found)} if noted else _only(found)
 
-    def _call(self, prompt: Prompt, completion: Completion, messages: bool) -> tuple[Any, dict[str, Any]]:
+    def _call(self, prompt: Prompt, completion: Response, messages: bool) -> tuple[Any, dict[str, Any]]:
         """Return what the function returns, and the numbers that it recorded by TRL's ``log_metric``."""
         noted: dict[str, Any] = {}
         given = _columns(prompt, self._needed)
@@ -198,7 +198,7 @@ class _Trl:
         if unknown:
             raise RewardError(
                 f"the reward function asks for {', '.join(unknown)}, and the record has no such column; it has "
-                f"{', '.join(prompt.extra) or 'none beside problem and answer'} (data.train.N.fields names columns)"
+                f"{', '.join(prompt.extra) or 'none besides problem and answer'} (data.train.N.fields names columns)"
             )
         places, named = _arguments(self._parameters, given)
         return self._function(*places, **named), noted
@@ -218,7 +218,7 @@ def _asked(prompt: Prompt) -> list[dict[str, Any]]:
     return [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.problem}]
 
 
-def _said(completion: Completion) -> list[dict[str, Any]]:
+def _said(completion: Response) -> list[dict[str, Any]]:
     """Return a response as messages: one, or the turns of an episode."""
     turns = [{"role": turn.who, "content": turn.text} for turn in completion.turns]
     return turns or [{"role": MODEL, "content": completion.text}]
@@ -244,7 +244,7 @@ class _Verl:
     def __init__(self, function: Callable[..., Any], parameters: list[inspect.Parameter], reward: str) -> None:
         self._function, self._parameters, self._reward = function, parameters, reward
 
-    def __call__(self, prompt: Prompt, completion: Completion) -> Any:
+    def __call__(self, prompt: Prompt, completion: Response) -> Any:
         extra = prompt.extra
         model = _read_object(extra.get("reward_model"))
         given = {

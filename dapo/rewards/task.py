@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.rewards.marks import extract_answer
-from dapo.types.batch import Completion, Prompt
+from dapo.types.batch import Prompt, Response
 
 SIGNED_SUM = "signed_sum"
 REASONING_GYM = "reasoning_gym/"
@@ -29,12 +29,12 @@ def _last_word(text: str) -> str:
     return words[-1] if words else ""
 
 
-def signed_sum(prompt: Prompt, completion: Completion) -> float:
+def signed_sum(prompt: Prompt, completion: Response) -> float:
     """1.0 when the last word is ``=T`` with T the gold answer, else 0.0."""
     return float(_last_word(completion.text) == f"={prompt.answer}")
 
 
-def reasoning_gym(prompt: Prompt, completion: Completion) -> float:
+def reasoning_gym(prompt: Prompt, completion: Response) -> float:
     """Return the score in [0, 1] that the generator's own ``score_answer`` gives the response's answer.
 
     Some generators evaluate the answer as Python code: a reason to run this in a worker process.
@@ -87,7 +87,7 @@ def extract_task_answer(text: str) -> str:
     return text.strip() if marked is None else marked
 
 
-def task(prompt: Prompt, completion: Completion) -> float:
+def task(prompt: Prompt, completion: Response) -> float:
     """Return the score of whichever task made the prompt.
 
     Raises:

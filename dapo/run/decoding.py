@@ -34,7 +34,7 @@ def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
         numbers = ", ".join(str(token) for text in special for token in left_out(text, tokenizer))
         raise RecipeError(
             f"rollout.stop: {', '.join(map(repr, special))} is a special token, which no response's text holds; "
-            f"name it by its number: rollout.stop_token_ids, with {numbers} beside the model's own"
+            f"name it by its number: rollout.stop_token_ids, with {numbers} in addition to the model's own"
         )
     kept = _special_tags(recipe, tokenizer)
     if within := [text for text in stop if any(text in tag for tag in kept)]:

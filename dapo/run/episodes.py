@@ -36,7 +36,7 @@ from dapo.types.environment import Abilities, Players
 
 REPEATS = (
     "environment: an agent asks as it likes, so this run repeats itself only if the agent does, with equal requests "
-    "after equal turns. A resume plays unfinished episodes again; one that asks otherwise starts anew"
+    "after equal turns. A resume plays unfinished episodes again; one that asks otherwise starts again"
 )
 
 

@@ -28,6 +28,7 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.quiet import quiet_transformers
 from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
+from dapo.observe.evaluations import read_held_out
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import read_samples
@@ -76,7 +77,7 @@ def export(
             _say_merged(loaded, console)
         console.say(f"{saved} -> {out}")
         tokenizer = tokenizer_class(out, loaded)
-        rows = [row for row in read_metrics(folder.metrics) if row["step"] <= _step(saved)]
+        rows = card_rows(folder, _step(saved))
         difference = folder.difference.read_text(encoding="utf-8") if folder.difference.exists() else ""
         style = resolve_style(recipe.data, loaded.tokenizer)
         more = {"example": found} if (found := _example(recipe, folder)) else {}
@@ -181,6 +182,12 @@ def write_generation_config(folder: Path, recipe: Recipe, facts: ModelFacts) -> 
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def _supervised(path: str) -> RunFolder | None:
+    """Return the supervised run that left a model at ``path``; None for any other model."""
+    run = RunFolder(Path(path).parent)
+    return run if Path(path) == run.export and run.resolved_recipe.is_file() else None
+
+
 def public_name(path: str) -> tuple[str, bool]:
     """Return a model's name without the folders of this machine, and whether the Hugging Face Hub knows it by that.
 
@@ -192,6 +199,8 @@ def public_name(path: str) -> tuple[str, bool]:
     for part in Path(path).parts:  # the cache of the Hub
         if found := re.fullmatch(r"models--([\w.-]+)--([\w.-]+)", part):
             return f"{found[1]}/{found[2]}", True
+    if run := _supervised(path):
+        return public_name(load_recipe(run.resolved_recipe, of_a_run=True).recipe.model.path)
     try:
         said = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get("_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -229,15 +238,16 @@ def model_card(
     base, public = public_name(recipe.model.path)
     base_line = f"base_model: {base}\n" if public else ""
     evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
+    first = f", after the supervised run {_inline(run.path.name)}," if (run := _supervised(recipe.model.path)) else ""
     library = "peft" if adapter else "transformers"
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"
         "tags: [dapo, reinforcement-learning]\n---",
         f"# {_inline(name)}",
-        f"{_inline(base)} trained for {step} steps with dapo {importlib.import_module('dapo').__version__}: "
+        f"{_inline(base)}{first} trained for {step} steps with dapo {importlib.import_module('dapo').__version__}: "
         + _how(recipe),
         "## Result",
-        *(_result(evaluated) if evaluated else [_loss(rows) or "It was not evaluated on held-out problems."]),
+        *(_result(evaluated) if evaluated else [_loss(rows) or _training(rows)]),
         "## Use",
         "```python\n"
         + (
@@ -248,7 +258,7 @@ def model_card(
             f'model = AutoModelForCausalLM.from_pretrained("{_inline(name, "")}")\n'
         )
         + f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n\n{_asking(recipe, style, example)}\n```',
-        "Run it beside the model's folder, or replace the name by its path or its name on a hub.",
+        "Run it next to the model's folder, or replace the name by its path or its name on a hub.",
     ]
     if recipe.rollout.stop:
         parts.append("generation_config.json holds the stop strings, so `generate` needs `tokenizer=tokenizer`.")
@@ -321,6 +331,25 @@ def _how(recipe: Recipe) -> str:
     )
 
 
+def card_rows(folder: RunFolder, step: int) -> list[Row]:
+    """Return a run's metrics up to a step; an evaluation that they lost is counted again from its responses."""
+    rows = {int(row["step"] or 0): row for row in read_metrics(folder.metrics)}
+    for file in folder.evaluations.glob("step_*.parquet"):
+        at = int(file.stem.rpartition("_")[2])
+        row = rows.setdefault(at, {"step": at})
+        if row.get("validation/accuracy") is None and (held := read_held_out(file)) and held.known:
+            row |= {"validation/accuracy": held.accuracy, "validation/problems": len(held.problems)}
+    return [rows[at] for at in sorted(rows) if at <= step]
+
+
+def _training(rows: list[Row]) -> str:
+    """Return the accuracy of training responses, for a run without a held-out result."""
+    steps, accuracies = series(rows, "reward/accuracy")
+    shown = [f"{percent(value)} in step {step}" for step, value in zip(steps, accuracies, strict=True)]
+    training = f" Accuracy of its training responses: {', '.join({shown[0]: 0, shown[-1]: 0})}." if shown else ""
+    return f"It was not evaluated on held-out problems.{training}"
+
+
 def _loss(rows: list[Row]) -> str:
     """Return the held-out loss of a supervised run; "" without one."""
     steps, losses = series(rows, "validation/loss")
@@ -351,7 +380,7 @@ def _result(evaluated: list[Row]) -> list[str]:
         lines.append(f"| {title} | {' | '.join(cells)} |")
     problems = shown[-1].get("validation/problems")
     about = f" over {problems:,.0f} problems" if problems else ""
-    return ["\n".join(lines), f"In brackets: the 95 % interval{about}."]
+    return ["\n".join(lines), f"{'In brackets: the 95 % interval' if '(' in lines[2] else 'Sampled'}{about}."]
 
 
 def _inline(text: str, quote: str = "`") -> str:

@@ -1,11 +1,12 @@
 """Turn dataclasses into plain trees for checkpoints, and back by the types of their fields: a field is written once.
 
 A tree has dicts whose keys are text, lists, text, numbers, None and numpy arrays: what ``dapo.checkpoint.tree`` writes.
+A field that a resume needs is a field of one of the dataclasses, and nothing else has to be written.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
@@ -36,7 +37,7 @@ def to_tree(value: Any) -> Any:
         return {name: to_tree(getattr(value, name)) for name in _readers(kind)}
     if isinstance(value, Mapping):
         return {key: to_tree(each) for key, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, list | tuple | deque):
         return [to_tree(each) for each in value]
     return value.value if isinstance(value, Enum) else value
 

@@ -10,7 +10,6 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # a stop token was sampled; it is the response's last token and carries loss
     LENGTH = "length"  # the response limit was reached without a stop token
-    ABORTED = "aborted"  # taken back by the collector: a partial response
     FAILED = "failed"  # the engine could not go on with this response
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dapo.types.batch import Completion, Metrics, Prompt, Score
+from dapo.types.batch import Metrics, Prompt, Response, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Evaluated:
     problem: int  # index in its data set
     sample: int  # -1: greedy
     prompt: Prompt
-    completion: Completion
+    completion: Response
     score: Score
 
 

@@ -75,9 +75,6 @@ def cut_extra(extra: Extra, count: int) -> Extra:
     return {name: values[: len(values) - count] for name, values in extra.items()}
 
 
-def padded_extra(extra: Extra, count: int) -> Extra:
-    """Return the arrays with ``count`` zeros behind: of tokens that no engine made."""
-    return {
-        name: np.concatenate([values, np.zeros((count, *values.shape[1:]), values.dtype)])
-        for name, values in extra.items()
-    }
+def empty_extra(extra: Extra, count: int) -> Extra:
+    """Return such arrays of ``count`` tokens that no engine made: zeros."""
+    return {name: np.zeros((count, *values.shape[1:]), values.dtype) for name, values in extra.items()}

@@ -12,22 +12,21 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from dapo.types.batch import (
-    Completion,
     FloatArray,
     Group,
-    HasTokens,
     Key,
     Learned,
     LearnStep,
     Metrics,
     Of,
     Prompt,
-    SampleEvent,
+    Response,
     SampleRequest,
     SavedFile,
     Score,
     TensorSum,
     Ticket,
+    TokenRow,
     TokenTrace,
 )
 from dapo.types.evaluation import EvaluationProgress, EvaluationResult
@@ -103,7 +102,7 @@ class Engine(Protocol):
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests. The responses of one group come together: their prompt is computed once."""
 
-    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+    def poll(self, timeout: float | None = None) -> list[Response]:
         """Make progress and return the responses that ended, ordered by (tick, key).
 
         Works or waits until at least one ended, with a ``timeout`` for about as many seconds at most. With None an
@@ -113,7 +112,7 @@ class Engine(Protocol):
             EngineError: the engine is lost. ``abort`` still gives back everything unfinished.
         """
 
-    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+    def abort(self, keys: Iterable[Key] | None = None) -> list[Response]:
         """Take back the named (default: all) responses, with what there is of them.
 
         Those that ended and were not polled yet come back as well, with the reason for which they ended: after
@@ -205,14 +204,14 @@ class Learner(Protocol):
             LearnerError: by ``result``: too many gradients in a row were not finite.
         """
 
-    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Handle[list[FloatArray]]:
+    def logprobs(self, rows: Sequence[TokenRow], of: Of = "policy") -> Handle[list[FloatArray]]:
         """Log-probability of every response token under the present weights, at the sampling temperature.
 
         With ``reference`` under those of the reference, which a learner has only where it was made with one; the
         policy's own are untouched.
         """
 
-    def rounding(self, rows: Sequence[HasTokens]) -> FloatArray | None:
+    def rounding(self, rows: Sequence[TokenRow]) -> FloatArray | None:
         """Return how far rounding moves each response token's log-probability, nats, all rows in one array.
 
         The model's own forward pass, as transformers has it, runs in its type and in a wider one. None where that
@@ -248,7 +247,7 @@ class Scorer(Protocol):
     Example: ``dapo.rewards.compose.CompositeScorer``.
     """
 
-    def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None: ...
+    def submit(self, key: Key, prompt: Prompt, completion: Response) -> None: ...
 
     def poll(self, timeout: float | None = None) -> list[tuple[Key, Score]]:
         """Return finished scores. timeout 0: those that are ready; None: wait until at least one is (or nothing is

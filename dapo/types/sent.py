@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class SentByValue:
@@ -21,8 +21,7 @@ class SentByValue:
     """
 
     __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]]  # names of the fields, those of base classes first
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kind = type(self)
-        names: tuple[str, ...] = kind.__slots__
-        return kind, tuple([getattr(self, name) for name in names])
+        return type(self), tuple([getattr(self, name) for name in self.__match_args__])

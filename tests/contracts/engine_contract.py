@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from dapo.errors import EngineError
-from dapo.types.batch import MODEL, Partial, SampleRequest, SamplingParams, TensorSum, Turn
+from dapo.types.batch import MODEL, Response, SampleRequest, SamplingParams, TensorSum, Turn
 from dapo.types.enums import FinishReason
 
 COUNTERS = {"decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps"}
@@ -70,8 +70,8 @@ def tokens_of(events: dict[Any, Any]) -> dict[Any, list[int]]:
     return {key: event.token_ids.tolist() for key, event in events.items()}
 
 
-def partial_of(event: Any, cut: int | None = None) -> Partial:
-    return Partial(event.token_ids[:cut], event.logprobs[:cut], event.versions[:cut])
+def partial_of(event: Any, cut: int | None = None) -> Response:
+    return Response(event.token_ids[:cut], event.logprobs[:cut], event.versions[:cut])
 
 
 def every_request_comes_back_once(s: Subject) -> None:
@@ -151,7 +151,7 @@ def abort_gives_back_everything_once(s: Subject) -> None:
     engine.submit([s.request(g, i, max_tokens=20) for g in range(3) for i in (1, 0)])
     events = engine.abort()
     assert [event.key for event in events] == [(g, i) for g in range(3) for i in (0, 1)]  # by key
-    assert all(e.finish is FinishReason.ABORTED or len(e.token_ids) == 20 for e in events)
+    assert all(e.finish is None or len(e.token_ids) == 20 for e in events)
     assert engine.abort() == [] == engine.poll()
 
 
@@ -266,7 +266,7 @@ def a_stop_is_looked_for_in_the_present_turn_alone(s: Subject) -> None:
     engine.submit([s.request(0, max_tokens=3)])
     first = drain(engine)[0, 0]
     stop, reply = int(first.token_ids[-1]), first.token_ids[1:]
-    prefix = Partial(
+    prefix = Response(
         np.concatenate([first.token_ids, reply]),
         np.concatenate([first.logprobs, np.zeros(2, np.float32)]),
         np.concatenate([first.versions, first.versions[-1:].repeat(2)]),
@@ -314,7 +314,7 @@ def publish_waits_for_nobody(s: Subject) -> None:
             engine.load(s.weights(1))
     events = drain(engine)
     assert {version for event in events.values() for version in event.versions.tolist()} == {0}
-    engine.submit([s.request(0, prefix=Partial(*(x[:0] for x in vars_of(events[0, 0]))))])
+    engine.submit([s.request(0, prefix=Response(*(x[:0] for x in vars_of(events[0, 0]))))])
     engine.abort()
     engine.submit([s.request(0, max_tokens=5, prefix=partial_of(events[0, 0]))])
     engine.load(s.weights(1))  # ended, though not polled: not unfinished
@@ -359,7 +359,7 @@ def tokens_have_the_logprobs_of_the_version_that_they_carry(s: Subject) -> None:
     if not s.keeps or s.plain is None:
         return
     engine = s.make(slots=5)
-    prefix = Partial(np.array([9, 11, 9]), np.zeros(3, np.float32), np.zeros(3, np.int32))
+    prefix = Response(np.array([9, 11, 9]), np.zeros(3, np.float32), np.zeros(3, np.int32))
     requests = [s.request(0, max_tokens=4), s.request(0, 1, max_tokens=9), s.request(0, 2, max_tokens=90)]
     requests += [s.request(1, max_tokens=90, prefix=prefix), s.request(2, max_tokens=90, prompt_ids=(7,) * 9)]
     requests += [s.request(0, 3, max_tokens=90)]
@@ -441,18 +441,18 @@ def a_time_limit_loses_nothing(subject: Subject) -> None:
     engine.close()
 
 
-def answered(before: Partial | None, event: Any, reply: Sequence[int]) -> Partial:
+def answered(before: Response | None, event: Any, reply: Sequence[int]) -> Response:
     """What the environment continues: a turn of the model, and its reply."""
-    none = Partial(*(x[:0] for x in vars_of(event)))
+    none = Response(*(x[:0] for x in vars_of(event)))
     before, count = none if before is None else before, len(reply)
     ids = np.concatenate([before.token_ids, event.token_ids, reply])
     start, stop = len(before) + len(event.token_ids), len(ids)
     own = np.ones(len(before), np.bool_) if before.generated is None else before.generated
-    return Partial(
+    return Response(
         ids,
         np.concatenate([before.logprobs, event.logprobs, np.zeros(count, np.float32)]),
         np.concatenate([before.versions, event.versions, event.versions[-1:].repeat(count)]),
-        np.concatenate([own, np.ones(len(event.token_ids), np.bool_), np.zeros(count, np.bool_)]),
+        generated=np.concatenate([own, np.ones(len(event.token_ids), np.bool_), np.zeros(count, np.bool_)]),
         turns=(*before.turns, Turn(len(before), start, MODEL, ""), Turn(start, stop, "user", "")),
     )
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.batch import Prompt, Response, Score
 
 Kind = Literal["right", "wrong", "fails"]
 GATED = 1000  # the group whose response is scored when the gate opens
@@ -28,8 +28,8 @@ class Subject:
 
     make: Callable[[], Any]  # -> a scorer of which nothing is pending; it may be one that was used before
     fresh: Callable[[], Any]  # -> a new one, to be closed
-    ask: Callable[[Kind], tuple[Prompt, Completion]]  # a response that is right, is wrong, or fails its verifier
-    gated: Callable[[], tuple[Prompt, Completion]] | None = None  # one whose verifier waits; None: none can
+    ask: Callable[[Kind], tuple[Prompt, Response]]  # a response that is right, is wrong, or fails its verifier
+    gated: Callable[[], tuple[Prompt, Response]] | None = None  # one whose verifier waits; None: none can
     open_gate: Callable[[], None] = lambda: None  # lets it answer
 
 

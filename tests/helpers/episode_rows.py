@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from dapo.types.batch import MODEL, Completion, Group, Turn
+from dapo.types.batch import MODEL, Group, Response, Turn
 
 
-def as_episode(made: Completion, cuts: Sequence[int], replies: Sequence[int]) -> Completion:
+def as_episode(made: Response, cuts: Sequence[int], replies: Sequence[int]) -> Response:
     """Return a completion with replies of 9s put in behind the tokens ``cuts``, ``replies`` tokens each."""
     pieces, turns, start = [], [], 0
     whole = {name: [] for name in ("token_ids", "logprobs", "versions", "generated")}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.types.batch import Completion, Prompt, Score, content_id
+from dapo.types.batch import Prompt, Response, Score, content_id
 from dapo.types.enums import FinishReason
 from dapo.types.evaluation import Evaluated
 
@@ -43,7 +43,7 @@ def evaluation(
             score = Score(values, accuracy, answer="7" if read else None, reason="crash" if accuracy is None else None)
             finish = FinishReason.LENGTH if len(made) < cut else FinishReason.STOP
             tokens = np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros(3, np.int32)
-            made.append(Evaluated(name, place, sample, prompt, Completion(*tokens, finish, "text"), score))
+            made.append(Evaluated(name, place, sample, prompt, Response(*tokens, finish, "text"), score))
     return made
 
 

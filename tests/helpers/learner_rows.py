@@ -13,7 +13,7 @@ from dapo.algorithms.algorithm import Algorithm
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.algorithms.reduction import loss_weights
-from dapo.types.batch import Completion, Group, LearnStep, Prompt, Row, Score, TokenTrace
+from dapo.types.batch import Group, LearnStep, Prompt, Response, Row, Score, TokenTrace
 from dapo.types.enums import FinishReason, Verdict
 
 
@@ -47,7 +47,7 @@ def make_groups(
         for _ in range(size):
             n = length(random)
             completions.append(
-                Completion(
+                Response(
                     random.integers(3, 78, n),
                     random.normal(-4.4, 0.3, n).astype(np.float32),
                     np.sort(random.choice(versions, n)).astype(np.int32),

@@ -15,7 +15,7 @@ import numpy as np
 from dapo.engines.inbox import EngineInbox, check_idle
 from dapo.engines.requests import Gate
 from dapo.engines.stops import StopStrings
-from dapo.types.batch import SampleEvent, TensorSum, Ticket
+from dapo.types.batch import Response, TensorSum, Ticket
 from dapo.types.enums import FinishReason
 
 VOCABULARY = 40
@@ -103,17 +103,16 @@ class NumberEngine:
         if key in self.behind:  # as rounding would: nothing that matters, and something that can be seen
             self.behind.remove(key)
             logprobs -= 1e-6
-        if request.keep and finish is not FinishReason.ABORTED:
+        if request.keep and finish is not None:
             self.kept.add(key)
-        return SampleEvent(
-            key, np.array(tokens, dtype=np.int64), logprobs, np.array(versions, dtype=np.int32), finish, self.clock
-        )
+        arrays = np.array(tokens, dtype=np.int64), logprobs, np.array(versions, dtype=np.int32)
+        return Response(*arrays, finish, key=key, tick=self.clock)
 
     def abort(self, keys=None):
         named = self.inbox.names(keys)
         self.kept -= self.kept if keys is None else named
         events, _ = self.inbox.take_back(named, self.clock)
-        events += [self._end(key, FinishReason.ABORTED) for key in list(self.active) if key in named]
+        events += [self._end(key, None) for key in list(self.active) if key in named]
         return sorted(self.inbox.hand_out(events), key=lambda event: event.key)
 
     def load(self, ticket, in_flight="abort"):

@@ -12,7 +12,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +35,17 @@ WORDS = {
     r"\bcrew\b|\bseats?\b(?! belt)": "processes",
     r"\b(?:lives?|living) (?:elsewhere|in a process|here)\b": "runs in",
 }
+PROGRAM = {
+    r"\bshall\b": "must, should, or the present tense",
+    r"\bas there\b(?! is| are)": "as in ...",
+    r"\bstood\b": "was, were",
+    r"\banew\b": "again",
+    r"(?<!lags )\bbehind\b(?! any| it| them| the last)": "after",
+    r"\bbeside\b(?! the point)": "next to, in addition to, while",
+}
+"""More words that the program does not print: strings of modules, and comments and texts of its YAML files."""
+OTHERS = {"dapo/loop/sampling/episodes.py", "dapo/engines/slots.py", "dapo/engines/vllm_http.py"}
+"""Files whose strings still have some of these words."""
 FENCE = re.compile(r"^(```+).*?^\1\s*$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(`+)[^`]+\1|^ *\w+:", re.MULTILINE)  # and names of arguments
 SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*\[(\"])")
@@ -58,10 +69,10 @@ def of_sentence(sentence: str) -> Iterator[str]:
     yield from of_words(sentence)
 
 
-def of_words(text: str) -> Iterator[str]:
+def of_words(text: str, words: Mapping[str, str] = WORDS) -> Iterator[str]:
     """Yield the words of a text that have a better one; names in backticks and of arguments are code."""
     plain = CODE.sub("", text)
-    for pattern, better in WORDS.items():
+    for pattern, better in words.items():
         for match in re.finditer(pattern, plain, re.IGNORECASE):
             yield f"{match[0]!r}: write {better}"
 
@@ -84,11 +95,21 @@ def of_module(path: Path) -> list[str]:
                 sentences = SENTENCES.split(" ".join(first.split()))
                 said = [*(p for s in sentences for p in of_sentence(s)), *of_words(rest)]
                 found += [f"line {node.body[0].lineno}: {problem}" for problem in said]
+    printed = PROGRAM if not path.as_posix().endswith(tuple(OTHERS)) else {}
+    quiet = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)} - docstrings
+    quiet = set() if "config/schema" in path.as_posix() else quiet  # texts of settings are printed
     for node in ast.walk(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
         if is_text and len(node.value.split()) > 3:  # type: ignore[attr-defined]
-            found += [f"line {node.lineno}: {problem}" for problem in of_words(node.value)]  # type: ignore[attr-defined]
+            said = of_words(node.value, WORDS if id(node) in quiet else WORDS | printed)  # type: ignore[attr-defined]
+            found += [f"line {node.lineno}: {problem}" for problem in said]
     return found
+
+
+def of_yaml(path: Path) -> list[str]:
+    """Return the problems of the lines of a recipe or a table that the program ships."""
+    lines = enumerate(path.read_text().splitlines(), 1)
+    return [f"line {number}: {problem}" for number, line in lines for problem in of_words(line, WORDS | PROGRAM)]
 
 
 def without_verb() -> dict[str, list[str]]:
@@ -104,7 +125,7 @@ def without_verb() -> dict[str, list[str]]:
 
 
 def problems() -> dict[str, list[str]]:
-    """Return the problems of every page and module by file; generated pages do not count."""
+    """Return the problems of every page, module, recipe and shipped table by file; generated pages do not count."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     verbless = without_verb()
     found: dict[str, list[str]] = {}
@@ -116,6 +137,8 @@ def problems() -> dict[str, list[str]]:
             found[name] = of_page(path)
         elif name.endswith(".py") and name.startswith(("dapo/", "examples/")):
             found[name] = of_module(path) + verbless.get(name, [])
+        elif name.endswith((".yaml", ".txt")) and name.startswith("dapo/"):
+            found[name] = of_yaml(path)
     return found
 
 

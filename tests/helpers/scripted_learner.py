@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dapo.errors import CheckpointError, LearnerError
 from dapo.metrics.stats import Stats, merge, over, stat
 from dapo.metrics.tokens import TOKEN_METRICS, LossTokens
-from dapo.types.batch import FloatArray, HasTokens, Learned, LearnStep, Of, Row, SavedFile, Ticket, TokenTrace
+from dapo.types.batch import FloatArray, Learned, LearnStep, Of, Row, SavedFile, Ticket, TokenRow, TokenTrace
 from dapo.types.protocols import Done, Handle
 
 SCORES = "scores.weight"
@@ -78,13 +78,13 @@ class ScriptedLearner:
             stats.append(self._update(kept, np.exp(log_p), rate))
         return Done(Learned(merge(stats), traces))
 
-    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Done[list[FloatArray]]:
+    def logprobs(self, rows: Sequence[TokenRow], of: Of = "policy") -> Done[list[FloatArray]]:
         """The reference is the learner as it was made."""
         self._asked("logprobs" if of == "policy" else "reference")
         log_p = self._log_p() if of == "policy" else self._reference
         return Done([self._of(log_p, row) for row in rows])
 
-    def rounding(self, rows: Sequence[HasTokens]) -> None:
+    def rounding(self, rows: Sequence[TokenRow]) -> None:
         """Its numbers are exact."""
 
     def publish(self, version: int) -> Ticket:
@@ -141,10 +141,10 @@ class ScriptedLearner:
         log_p: NDArray[np.float64] = self.scores - top - math.log(np.exp(self.scores - top).sum())
         return log_p
 
-    def _of(self, log_p: NDArray[np.float64], row: HasTokens) -> FloatArray:
+    def _of(self, log_p: NDArray[np.float64], row: TokenRow) -> FloatArray:
         return log_p[row.token_ids % len(log_p)].astype(np.float32)
 
-    def _entropy(self, log_p: NDArray[np.float64], row: HasTokens) -> FloatArray:
+    def _entropy(self, log_p: NDArray[np.float64], row: TokenRow) -> FloatArray:
         return np.full(len(row.token_ids), -(np.exp(log_p) * log_p).sum(), dtype=np.float32)
 
     def _said(

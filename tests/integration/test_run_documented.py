@@ -9,20 +9,11 @@ from typing import Any
 import pytest
 from small_run import dapo, write_recipe
 
-from dapo.config import load_recipe
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.metrics import read_metrics
 from dapo.observe.rollouts import read_rollouts
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    "README.md",
-    "docs/python.md",
-    "docs/extending.md",
-    "docs/configuration.md",
-    "docs/peers.md",
-    "CONTRIBUTING.md",
-]
 
 
 def commands(page: str) -> list[list[str]]:
@@ -33,16 +24,6 @@ def commands(page: str) -> list[list[str]]:
 
 def block(page: str, language: str, number: int = 0) -> str:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[number]
-
-
-def test_every_shown_training_command_has_a_valid_recipe(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    shown = [c for page in PAGES for c in commands(page) if c[:1] in (["train"], ["check"]) and c[1] == "quickstart"]
-    assert len(shown) >= 2
-    for _, recipe, *overrides in shown:
-        if any("epsilon" in o or "mine:" in o for o in overrides):
-            continue  # shown because it is refused; or names the reader's own function
-        load_recipe(recipe, overrides)
 
 
 def test_the_shown_refusal_is_what_is_said():
@@ -64,13 +45,13 @@ def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
     small += ["algorithm.dynamic_sampling.mode=off", "validation.samples=1", "validation.limit=2"]
     ran = []
     for name, *arguments in commands("README.md"):
-        if arguments[0] == "quickstart":
+        if "quickstart" in arguments[0]:
             continue
         if name == "train":
             arguments += ["trainer.steps=1", *small]
         ran.append(name)
         assert dapo(name, *arguments, cwd=tmp_path).stdout
-    assert ran == ["check", "train", "report", "launch"]
+    assert ran == ["check", "train", "report", "export"]
     assert (tmp_path / "runs/mine/report/report.html").exists()
     dapo("train", "--resume", "runs/mine", "trainer.steps=2", cwd=tmp_path)
     assert [row["step"] for row in read_metrics(tmp_path / "runs/mine/metrics.jsonl")] == [0, 1, 2]

@@ -46,6 +46,7 @@ SESSIONS = [
     "cli",
     "run_folder",
     "adapters",
+    "publish",
     "base_to_trained",
 ]
 ELSEWHERE = {
@@ -176,7 +177,7 @@ def test_the_reward_of_a_thinking_model_reads_what_follows_the_thoughts():
     prompt = type("Prompt", (), {"answer": "7"})
 
     def said(text):
-        return names["score"](prompt, type("Completion", (), {"text": text}))
+        return names["score"](prompt, type("Response", (), {"text": text}))
 
     assert said("maybe \\boxed{7}") == {"accuracy": 0.0, "closed": 0.0}
     assert said("maybe \\boxed{8}</think> It is \\boxed{7}.") == {"accuracy": 1.0, "closed": 1.0}

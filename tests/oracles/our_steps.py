@@ -26,7 +26,7 @@ from dapo.observe.console import Console
 from dapo.run.given import Given
 from dapo.run.model import make_model
 from dapo.run.reinforcement import reward_session
-from dapo.types.batch import SampleEvent, Score
+from dapo.types.batch import Response, Score
 from dapo.types.enums import FinishReason
 
 
@@ -56,13 +56,13 @@ class Playback:
         own = mask_of(group)[sample][first:]
         last = first + (own.index(0) if 0 in own else len(own))  # of this turn
         turn = np.array(group["responses"][sample][first:last], dtype=np.int64)
-        return SampleEvent(
-            request.key,
+        return Response(
             turn,
             np.array(group["sampler_logprobs"][sample][first:last], dtype=np.float32),
             np.full(len(turn), self.version, dtype=np.int32),
             FinishReason.STOP if turn[-1] == EOS else FinishReason.LENGTH,
-            self.clock,
+            key=request.key,
+            tick=self.clock,
         )
 
     def load(self, ticket, in_flight="abort"):

@@ -93,7 +93,7 @@ def test_abort_gives_what_there_is_and_a_prefix_continues_it(engine, plain):
     assert not engine.abort()
     assert {*ended, *taken} == set(requests)
     assert not {*ended} & {*taken}
-    assert all(e.finish is FinishReason.ABORTED for e in taken.values())
+    assert all(e.finish is None for e in taken.values())
     assert any(len(e.token_ids) == 0 for e in taken.values())  # of those that waited
     assert sum(len(e.token_ids) > 0 for e in taken.values()) > 10
     engine.submit(
@@ -122,10 +122,10 @@ def test_a_prefix_that_is_whole_already_ends_without_a_token(engine):
 
 
 def _event(tokens):
-    from dapo.types.batch import SampleEvent
+    from dapo.types.batch import Response
 
     n = len(tokens)
-    return SampleEvent((0, 0), np.array(tokens), np.zeros(n, np.float32), np.zeros(n, np.int32), FinishReason.ABORTED)
+    return Response(np.array(tokens), np.zeros(n, np.float32), np.zeros(n, np.int32), key=(0, 0))
 
 
 def test_a_continuation_does_not_draw_its_prefixs_numbers_again(engine, plain):

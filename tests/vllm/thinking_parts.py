@@ -60,7 +60,7 @@ def answers(engine, texts, prompts, loaded, temperature):
     )
     found = {}
     while rollouts.pump():
-        found |= {one.key.group: one.completion for one in rollouts.ended("train")}
+        found |= {one.key.group: one for one in rollouts.ended("train")}
     assert rollouts.lost("train") == []
     assert found.keys() == set(range(len(prompts)))
     return [found[n] for n in range(len(prompts))]

@@ -12,7 +12,7 @@ from dapo.config.schema import Vllm
 from dapo.engines.stops import StopStrings
 from dapo.models.attention import own_attention
 from dapo.models.facts import facts_of
-from dapo.types.batch import Partial, SampleRequest, SamplingParams
+from dapo.types.batch import Response, SampleRequest, SamplingParams
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -85,7 +85,7 @@ def drain(engine):
 
 
 def partial_of(event):
-    return Partial(event.token_ids, event.logprobs, event.versions)
+    return Response(event.token_ids, event.logprobs, event.versions)
 
 
 def start(loaded, *, slots=32, adapter_rank=None, **settings):

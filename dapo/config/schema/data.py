@@ -106,7 +106,7 @@ class Data(Section, resume="fixed"):
     """Text with ``{problem}`` in it."""
     chat_template: str | None = None
     """A chat template of your own instead of the tokenizer's: its text (Jinja), or a file that holds it, which is read
-    once, when the recipe is. ``dapo export`` writes it beside the model."""
+    once, when the recipe is. ``dapo export`` writes it into the model's folder."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What else the chat template reads, by name, such as ``{enable_thinking: false}``."""
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -144,7 +144,7 @@ class Reward(Section):
     without such a mark is no answer. ``exact``: text equality after normalising. ``last_number``: the last number of
     the response equals the gold answer's. ``regex``. ``task``: the data source's own scorer (procedural tasks).
     ``function``: yours. ``code``: the response is a Python program, which runs in a sandbox against tests.
-    ``service``: a judge or reward model behind HTTP. ``environment``: the environment's score of this name, or, without
+    ``service``: a judge or reward model over HTTP. ``environment``: the environment's score of this name, or, without
     one, the sum of the rewards of its replies."""
     function: Hook | None = None
     """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers). Reward functions

@@ -12,7 +12,7 @@ from dapo.config.section import Patience, Positive, Section
 class Launch(Section, resume="free"):
     backend: Literal["local", "ray"] = "local"
     """Where engines and ranks live that have a process of their own. ``local``: on this machine. ``ray``: on a Ray
-    cluster, also a single engine; a learner of one rank only where engines work beside it."""
+    cluster, also a single engine; a learner of one rank only where engines work at the same time."""
 
 
 class Cluster(Section, resume="free"):
@@ -40,7 +40,7 @@ class Cluster(Section, resume="free"):
     """Engines of a pool that are started again in a run, together; after a further loss the others go on. When none is
     left the run is saved and stops."""
     max_learner_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often one command starts a lost learner again, from the last checkpoint: one over ranks, or one beside which
+    """How often one command starts a lost learner again, from the last checkpoint: one over ranks, or one next to which
     engines work (``rollout.max_staleness``)."""
 
 

@@ -83,7 +83,7 @@ class LearnerSection(Section):
     """Groups per optimiser step; None: all P (one optimiser step)."""
     epochs_per_rollout: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over the groups of a training step, whose old log-probabilities are those from before the first. Later
-    passes draw their minibatches anew."""
+    passes draw their minibatches again."""
     microbatch_tokens: Annotated[Positive, FREE] = 16384
     """Tokens (prompts and responses) in one forward pass. Memory only: it cannot change the gradient."""
     max_grad_norm: Annotated[float, Field(ge=1e-9, le=1e12)] | None = 1.0
@@ -109,7 +109,7 @@ class LearnerSection(Section):
     router_replay: Annotated[Literal["off", "learner", "sampler"], FIXED] = "off"
     """Of a mixture of experts, the choices of experts that the passes of a training step repeat. ``learner``: those of
     the passes that compute the old log-probabilities. ``sampler``: those of the engine that made the response. ``off``:
-    none, each pass chooses anew."""
+    none, each pass chooses again."""
     cpu_offload: Annotated[bool, FREE] = False
     """Keep slices, gradients and AdamW's moments of a CUDA learner in the processor's memory: slower, much smaller."""
     timeout: Annotated[Patience, FREE] = 600.0

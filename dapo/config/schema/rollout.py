@@ -17,7 +17,7 @@ class Embedded(Section):
     recompute_cache: bool = True
     """With ``rollout.max_staleness``: when weights change, compute the keys and values of running responses with the
     new ones. false keeps those of the old weights: no prefill, but later log-probabilities are those of no version, and
-    ``old_logprobs: auto`` is ``learner``. vLLM always computes them anew."""
+    ``old_logprobs: auto`` is ``learner``. vLLM always computes them again."""
 
 
 class Vllm(Section, resume="free"):

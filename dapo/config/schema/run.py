@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -82,7 +82,7 @@ class Checkpoint(Section, resume="free"):
     """Also save at the first end of a step so many seconds after the last checkpoint; null: by steps alone."""
     best: str | None = None
     """Metric, such as ``validation/accuracy``: the step that is best by it is saved when it is recorded, and its
-    checkpoint is kept beside the newest ones (``dapo export --best``). The evaluation before training does not count:
+    checkpoint is kept with the newest ones (``dapo export --best``). The evaluation before training does not count:
     of that model there is no checkpoint. null: only the newest."""
     best_is: Literal["auto", "highest", "lowest"] = "auto"
     """Which value of ``best`` is the best. ``auto``: as docs/metrics.md has the metric."""
@@ -93,8 +93,12 @@ class Checkpoint(Section, resume="free"):
     """Write a checkpoint while the next steps are trained: its tensors are copied to the processor's memory first."""
 
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+TRACKERS: tuple[str, ...] = get_args(TrackerName)
+
+
 class TrackerSettings(Section, resume="free"):
-    kind: Literal["tensorboard", "wandb", "mlflow", "trackio"] | Hook
+    kind: TrackerName | Hook
     """``tensorboard`` (events in the run folder), ``wandb``, ``mlflow``, ``trackio``, or ``package.module:Class``, a
     ``dapo.Callback`` of yours (docs/python.md)."""
     project: str | None = None
@@ -110,7 +114,7 @@ class Logging(Section, resume="free"):
     rollouts: Literal["all", "kept", "none"] | Positive = "all"
     """Which groups go to ``rollouts/*.parquet``; a number: so many of each step, evenly spread over it."""
     tokens: Whole = 3
-    """Trained groups per step that are recorded token by token in ``tokens/*.parquet``, beside one that did not train,
+    """Trained groups per step that are recorded token by token in ``tokens/*.parquet``, and one that did not train,
     all from those that ``rollouts`` records; 0: none."""
     spans: bool = True
     """Write ``spans.jsonl``: when each phase of a step began and ended."""
@@ -122,6 +126,6 @@ class Logging(Section, resume="free"):
     """Where numbers go as well (extra ``track``); ``[tensorboard, wandb]`` is short for ``[{kind: tensorboard}, {kind:
     wandb}]``."""
     also: Literal["nemo-rl"] | None = None
-    """Names that trackers get beside dapo's: ``nemo-rl`` adds NeMo RL's three metrics of dynamic sampling,
+    """Names that trackers get in addition to dapo's: ``nemo-rl`` adds NeMo RL's three metrics of dynamic sampling,
     ``train/filtered_reward``, ``train/dynamic_sampling_num_gen_batches`` and
     ``train/dynamic_sampling_num_discarded_valid_samples`` (docs/metrics.md has their formulas)."""

@@ -19,7 +19,7 @@ import numpy as np
 from dapo.algorithms.diagnostics import length_quantiles
 from dapo.config.schema import DynamicSampling
 from dapo.errors import NothingScored, SamplingStopped
-from dapo.types.batch import MODEL, Completion, Group, Key, Metrics, Score
+from dapo.types.batch import MODEL, Group, Key, Metrics, Response, Score
 from dapo.types.codec import NOT_SAVED, fill
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import ENGINE, Example, Met, Shares, StopEvidence, UnscoredEvidence, cause_of
@@ -281,7 +281,7 @@ def response_metrics(groups: Sequence[Group]) -> Metrics:
     return out | _episodes([(c, g.scores_G[n]) for g in groups for n, c in enumerate(g.completions_G) if c.ended])
 
 
-def _episodes(played: Sequence[tuple[Completion, Score]]) -> Metrics:
+def _episodes(played: Sequence[tuple[Response, Score]]) -> Metrics:
     """Compute what the environments of finished groups did; see the glossary's ``environment/``."""
     if not played:
         return {}
@@ -309,7 +309,7 @@ def _episodes(played: Sequence[tuple[Completion, Score]]) -> Metrics:
     return out
 
 
-def _thinking(completions: Sequence[Completion]) -> Metrics:
+def _thinking(completions: Sequence[Response]) -> Metrics:
     if not completions:
         return {}
     own = [[slice(t.first, t.stop) for t in c.turns if t.who == MODEL] or [slice(None)] for c in completions]

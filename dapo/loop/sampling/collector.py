@@ -28,11 +28,11 @@ from dapo.errors import EngineError, RunStuck, SamplingStopped
 from dapo.loop.sampling.account import Account, source_metrics, stopped
 from dapo.loop.sampling.groups import OpenGroup, Scores, copies, divide, expired
 from dapo.loop.sampling.prompts import PromptHistory, PromptSelector, Refill, in_time, is_full
-from dapo.loop.sampling.rollouts import Response, Rollouts
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.metrics.phases import Phases
-from dapo.types.batch import Group, Metrics, SamplingParams, StepBatch
+from dapo.types.batch import Group, Metrics, Response, SamplingParams, StepBatch
 from dapo.types.codec import fill, from_tree, to_tree
-from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.enums import Disposition, Verdict
 from dapo.types.evidence import Awaited, CollectProgress, Shares, StuckEvidence, hopeless_of
 from dapo.types.protocols import PromptStream
 
@@ -289,12 +289,10 @@ class StreamingCollector:
         if self._paused:
             return
         recalled = self.rollouts.recall("train")
-        for response in recalled:
+        for response in recalled:  # the engine continues those that go on
             self.account.generated(response.new_tokens)
-        part = [response for response in recalled if response.completion.finish is FinishReason.ABORTED]
-        for response in part:  # the engine continues from these
-            self.open[response.key.group].partials_G[response.key.sample] = response.partial()
-        if over := [response for response in recalled if response.completion.finish is not FinishReason.ABORTED]:
+            self.open[response.key.group].completions_G[response.key.sample] = response
+        if over := [response for response in recalled if response.finish is not None]:
             with self.phases("score"):
                 self._ask(over)
         self._paused = True
@@ -457,8 +455,8 @@ class StreamingCollector:
         """Take in whole responses and ask for their scores."""
         for response in responses:
             group = self.open[response.key.group]
-            group.completions_G[response.key.sample] = response.completion
-            self.scores.submit(response.key, group.prompt, response.completion, response.tick, response.reason)
+            group.completions_G[response.key.sample] = response
+            self.scores.submit(response.key, group.prompt, response, response.tick)
 
     def _judge_ended(self, until: int | None) -> None:
         """Let scores take effect, up to tick ``until`` (None: all); wait for a late one of a whole group."""

@@ -10,12 +10,11 @@ import numpy as np
 
 from dapo.errors import EpisodeError, RecipeError
 from dapo.loop.sampling.episode import EpisodeState, Limits
-from dapo.loop.sampling.texts import Texts, cut, cut_text
-from dapo.loop.sampling.turn_rows import RowOfTurns, before, mask_of, plain_message
-from dapo.types.batch import MODEL, IdArray, IntArray, Partial, Turn
+from dapo.loop.sampling.texts import Texts, cut_text
+from dapo.loop.sampling.turn_rows import RowOfTurns, before, plain_message
+from dapo.types.batch import MODEL, IdArray, IntArray, Response, Turn
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Abilities, Said, Speech, Spoken
-from dapo.types.extra import padded_extra
 
 
 class Dialogue:
@@ -35,12 +34,12 @@ class Dialogue:
 
     def spoken(self, episode: EpisodeState) -> list[Spoken]:
         """Return the model's turns as the environment gets them."""
-        turns = [turn for turn in episode.partial.turns if turn.who == MODEL]
+        turns = [turn for turn in episode.response.turns if turn.who == MODEL]
         return [self.say(episode, turn, number) for number, turn in enumerate(turns)]
 
     def say(self, episode: EpisodeState, turn: Turn, number: int) -> Spoken:
         """Return a turn as the environment gets it."""
-        ids, limits = episode.partial.token_ids[turn.first : turn.stop], self.limits
+        ids, limits = episode.response.token_ids[turn.first : turn.stop], self.limits
         decode_all, stops = self.texts.decode_all or self.texts.decode, episode.request.sampling.stop
         (raw,) = decode_all([ids])
         raw = cut_text(raw, stops, keep=self.texts.keep_stop) if stops else raw
@@ -72,27 +71,27 @@ class Dialogue:
 
         The tokens are None for a model that does not think.
         """
-        own = [turn for turn in episode.partial.turns if turn.who == MODEL]
+        own = [turn for turn in episode.response.turns if turn.who == MODEL]
         thinking, answer, closed = self.texts.thinking, own[-1].text if own else "", True
         if thinking is None:
             return answer, None, closed
         thought = 0
         for turn in own:
             answer, closed = thinking.answer(turn.text, self._begun(episode, turn))
-            ids = episode.partial.token_ids[turn.first : turn.stop]
+            ids = episode.response.token_ids[turn.first : turn.stop]
             thought += thinking.tokens(ids, turn.text.count(thinking.close)) if closed else len(ids)
         return answer, thought, closed
 
     def _begun(self, episode: EpisodeState, turn: Turn) -> bool:
         thinking = self.texts.thinking
-        seen = before(episode.prompt.token_ids, episode.partial, turn)
+        seen = before(episode.prompt.token_ids, episode.response, turn)
         return thinking is not None and thinking.begun(seen)
 
-    def _closed(self, partial: Partial) -> bool:
+    def _closed(self, response: Response) -> bool:
         """Return whether the model's last turn ended with the template's end-of-turn token."""
-        if not partial.turns or partial.turns[-1].who != MODEL:
+        if not response.turns or response.turns[-1].who != MODEL:
             return True
-        return self._ends_turn(partial.token_ids)
+        return self._ends_turn(response.token_ids)
 
     def _ends_turn(self, ids: IdArray) -> bool:
         """Return whether tokens end with the template's end-of-turn token."""
@@ -120,26 +119,26 @@ class Dialogue:
         if reply.conversation is not None:
             return self._converse(episode, reply.conversation, version, most=most)
         messages, was_cut = self._bounded(reply)
-        partial, opens = episode.partial, not episode.partial.turns
+        response, opens = episode.response, not episode.response.turns
         if not messages and not opens:
             return True
-        ids = self.speech.opening(messages) if opens else self._reply(partial, messages, ask=ask)
+        ids = self.speech.opening(messages) if opens else self._reply(response, messages, ask=ask)
         if not len(ids):
             if messages and ask:
                 raise ValueError("it has no tokens")
             return True
-        count, start = len(ids), len(partial)
+        count, start = len(ids), len(response)
         if count > most:
             return False
         text = "\n".join(message["content"] for message in messages)
         role = messages[0]["role"] if messages else self.abilities.role
         again = tuple(messages) if self.speech.afresh else ()
         turn = Turn(start, start + count, role, text, cut=was_cut, state=state, messages=again)
-        episode.partial = _with_reply(partial, ids, turn, version)
+        episode.response = _with_reply(response, ids, turn, version)
         return True
 
-    def _reply(self, partial: Partial, messages: Sequence[Mapping[str, str]], *, ask: bool) -> IntArray:
-        return self.speech.reply(messages, closed=self._closed(partial), ask=ask)
+    def _reply(self, response: Response, messages: Sequence[Mapping[str, str]], *, ask: bool) -> IntArray:
+        return self.speech.reply(messages, closed=self._closed(response), ask=ask)
 
     def _bounded(self, reply: Said) -> tuple[list[dict[str, str]], bool]:
         """Return the messages of a reply, cut to the limit of its tokens.
@@ -168,29 +167,29 @@ class Dialogue:
         Raises:
             ValueError: the conversation cannot be written.
         """
-        partial, messages, tools = episode.partial, list(asked["messages"]), list(asked.get("tools") or ())
-        if partial.turns and partial.turns[-1].who == MODEL and episode.lines:
-            said = asked.get("answered") or {"role": MODEL, "content": partial.turns[-1].text}
+        response, messages, tools = episode.response, list(asked["messages"]), list(asked.get("tools") or ())
+        if response.turns and response.turns[-1].who == MODEL and episode.lines:
+            said = asked.get("answered") or {"role": MODEL, "content": response.turns[-1].text}
             episode.lines[-1].messages.append(plain_message(said))
         own = list(map(plain_message, messages))
         found, delta = self._continued(episode, own, tools)
-        last, start = own[-1], len(partial)
+        last, start = own[-1], len(response)
         if delta is not None and found is episode.lines[-1]:
             if len(delta) > most:
                 return False
             found.messages = own
             turn = Turn(start, start + len(delta), last["role"], last["content"], asked=asked)
-            episode.partial = _with_reply(partial, delta, turn, version)
+            episode.response = _with_reply(response, delta, turn, version)
             return True
         if found is not None and delta is not None:
             number = episode.lines.index(found) + 1
             stop = episode.lines[number].first if number < len(episode.lines) else start
-            prompt_ids = np.concatenate([found.prompt_ids, partial.token_ids[found.first : stop], delta])
+            prompt_ids = np.concatenate([found.prompt_ids, response.token_ids[found.first : stop], delta])
         else:
             prompt_ids = self.speech.written(messages, tools)
         episode.lines.append(RowOfTurns(prompt_ids, start, own, tools))
         turn = Turn(start, start, last["role"], last["content"], prompt_ids=prompt_ids, asked=asked)
-        episode.partial = replace(partial, turns=(*partial.turns, turn))
+        episode.response = replace(response, turns=(*response.turns, turn))
         return True
 
     def _continued(
@@ -209,9 +208,9 @@ class Dialogue:
         if any(message["role"] == MODEL for message in rest):
             return None, None
         number = episode.lines.index(best) + 1
-        stop = episode.lines[number].first if number < len(episode.lines) else len(episode.partial)
+        stop = episode.lines[number].first if number < len(episode.lines) else len(episode.response)
         try:
-            return best, self.speech.reply(rest, closed=self._ends_turn(episode.partial.token_ids[:stop]), ask=True)
+            return best, self.speech.reply(rest, closed=self._ends_turn(episode.response.token_ids[:stop]), ask=True)
         except (RecipeError, ValueError):  # the template rewrites what came before
             return None, None
 
@@ -225,7 +224,7 @@ class Dialogue:
             EpisodeError: the prompt does not say of which messages it was made.
         """
         prompt, said = episode.prompt, list[Mapping[str, str]]()
-        for turn in episode.partial.turns:
+        for turn in episode.response.turns:
             said += turn.messages if turn.who != MODEL else [{"role": MODEL, "content": self._written(episode, turn)}]
         if not said and not self.abilities.opens:
             return prompt.token_ids
@@ -239,7 +238,7 @@ class Dialogue:
 
     def _written(self, episode: EpisodeState, turn: Turn) -> str:
         """Return a turn of the model as a message's content: with special tokens, without the end of the turn."""
-        ids, sampling = episode.partial.token_ids[turn.first : turn.stop], episode.request.sampling
+        ids, sampling = episode.response.token_ids[turn.first : turn.stop], episode.request.sampling
         if len(ids) and int(ids[-1]) in sampling.stop_token_ids:
             ids = ids[:-1]
         (text,) = (self.texts.decode_all or self.texts.decode)([ids])
@@ -252,7 +251,7 @@ class Dialogue:
 
     def differs(self, episode: EpisodeState, replayed: Sequence[Said | None]) -> str | None:
         """Return how replies that were played again differ from the recorded tokens; None: they do not."""
-        turns, ids = episode.partial.turns, episode.partial.token_ids
+        turns, ids = episode.response.turns, episode.response.token_ids
         if any(turn.asked is not None for turn in turns):
             return _asks_otherwise(turns, replayed)
         said = [reply or Said() for reply in replayed]
@@ -262,7 +261,7 @@ class Dialogue:
             said.insert(0, opening)
         for (number, turn), reply in zip(places, said, strict=False):
             again: IdArray
-            so_far = cut(replace(episode.partial, turns=turns[:number]), turn.first)
+            so_far = replace(episode.response.cut(turn.first), turns=turns[:number])
             try:
                 messages = self._bounded(reply)[0]
                 again = self._reply(so_far, messages, ask=True) if number else self.speech.opening(messages)
@@ -273,19 +272,10 @@ class Dialogue:
         return None
 
 
-def _with_reply(partial: Partial, ids: IntArray, turn: Turn, version: int) -> Partial:
+def _with_reply(response: Response, ids: IntArray, turn: Turn, version: int) -> Response:
     """Return an episode with the tokens of a reply after its own."""
-    count, start = len(ids), len(partial)
-    last = partial.versions[-1:] if start else np.full(1, version, np.int32)
-    earlier = tuple(replace(each, state=None) if each.state else each for each in partial.turns)
-    return Partial(
-        np.concatenate([partial.token_ids, ids]),
-        np.concatenate([partial.logprobs, np.zeros(count, np.float32)]),
-        np.concatenate([partial.versions, np.repeat(last, count)]),
-        np.concatenate([mask_of(partial), np.zeros(count, np.bool_)]),
-        padded_extra(partial.extra, count),
-        (*earlier, turn),
-    )
+    earlier = tuple(replace(each, state=None) if each.state else each for each in response.turns)
+    return replace(response.with_given(ids, version), turns=(*earlier, turn))
 
 
 def _asks_otherwise(turns: Sequence[Turn], replayed: Sequence[Said | None]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dapo.loop.sampling.turn_rows import RowOfTurns
-from dapo.types.batch import Completion, Key, Partial, Prompt, SampleRequest
+from dapo.types.batch import Prompt, Response, SampleRequest
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Answer, Question, Spoken
 
@@ -30,7 +30,7 @@ class EpisodeState:
 
     request: SampleRequest  # as asked for, with the limit of the whole response
     prompt: Prompt
-    partial: Partial  # up to the last turn that ended
+    response: Response  # up to the last turn that ended
     spoken: list[Spoken] = field(default_factory=list)  # turns of the model in it
     finish: FinishReason = FinishReason.STOP  # of the last of them
     question: Question | None = None  # asked, and its answer not in effect
@@ -41,12 +41,3 @@ class EpisodeState:
     last: tuple[Question, Answer] | None = None  # that ended it, while its group is not scored
     held: bool = False  # it ended, and others of its group have not
     losses: int = 0  # of the process that held it when its group was to be scored
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """An episode that ended."""
-
-    key: Key
-    completion: Completion
-    reason: str | None = None  # with ``FAILED``

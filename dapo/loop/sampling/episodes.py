@@ -22,22 +22,11 @@ import numpy as np
 
 from dapo.errors import EpisodeError
 from dapo.loop.sampling.dialogue import Dialogue
-from dapo.loop.sampling.episode import EpisodeState, Limits, Over
-from dapo.loop.sampling.texts import Texts, cut, joined
-from dapo.loop.sampling.turn_rows import RowOfTurns, mask_of, present, rows_of_requests
+from dapo.loop.sampling.episode import EpisodeState, Limits
+from dapo.loop.sampling.texts import Texts
+from dapo.loop.sampling.turn_rows import RowOfTurns, present, rows_of_requests
 from dapo.metrics.phases import Phases
-from dapo.types.batch import (
-    MODEL,
-    Completion,
-    Key,
-    Lane,
-    Metrics,
-    Partial,
-    Prompt,
-    SampleEvent,
-    SampleRequest,
-    Turn,
-)
+from dapo.types.batch import MODEL, Key, Lane, Metrics, Prompt, Response, SampleRequest, Turn
 from dapo.types.enums import FinishReason
 from dapo.types.environment import NOT_HELD, Answer, Ended, Players, Question, Said, Speech, Spoken
 from dapo.types.evidence import ENVIRONMENT
@@ -54,7 +43,7 @@ PATIENCE = 0.05
 
 def _read_for(episode: EpisodeState, request: SampleRequest) -> int:
     """Count the tokens that the model reads for a further turn: the reply, or the prompt of a row that begins."""
-    turns = episode.partial.turns
+    turns = episode.response.turns
     if not turns or turns[-1].who == MODEL:
         return 0
     if not episode.lines or episode.lines[-1].first != turns[-1].stop:
@@ -106,7 +95,7 @@ class Episodes:
         self.lag, self.waits = lag, waits
         self._read_scores = frozenset(read_scores)
         self._episodes: dict[Key, EpisodeState] = {}
-        self._over: list[Over] = []  # that ended without a further word of their environment
+        self._over: list[Response] = []  # that ended without a further word of their environment
         self._version = 0  # of the weights when answers take effect
         self.phases = Phases()
         self.waited = 0.0
@@ -129,13 +118,12 @@ class Episodes:
         """Begin an episode, or go on with one that was taken back; None: the environment comes first."""
         key, prefix = request.key, request.prefix
         known = self._episodes.get(key)
-        if known is None or prefix is None or len(known.partial.turns) != len(prefix.turns):
+        if known is None or prefix is None or len(known.response.turns) != len(prefix.turns):
             self.forget([key])
-            none = np.empty(0)
-            empty = Partial(none.astype(np.int64), none.astype(np.float32), none.astype(np.int32))
-            known = self._episodes[key] = EpisodeState(request, prompt, empty if prefix is None else prefix)
+            begun = Response.empty(key) if prefix is None else replace(prefix, key=key)
+            known = self._episodes[key] = EpisodeState(request, prompt, begun)
             known.spoken = self.dialogue.spoken(known)
-            known.lines = rows_of_requests(known.partial)
+            known.lines = rows_of_requests(known.response)
         known.request = request
         if prefix is None and key.lane == "train" and key.sample == 0:
             self.given += len(request.prompt_ids)
@@ -143,9 +131,9 @@ class Episodes:
             known.due = tick + self.lag
         elif known.last is not None:
             known.held = True
-        elif known.partial.turns and known.partial.turns[-1].who == MODEL:
-            last = known.partial.turns[-1]
-            known.finish = self.dialogue.finish(known, known.partial.token_ids[last.first : last.stop])
+        elif known.response.turns and known.response.turns[-1].who == MODEL:
+            last = known.response.turns[-1]
+            known.finish = self.dialogue.finish(known, known.response.token_ids[last.first : last.stop])
             self._ask(known, tick)
         elif prefix is None and self.players.abilities.opens:
             self._put(known, Question(key, prompt, self._seed(known)), tick)
@@ -153,44 +141,42 @@ class Episodes:
             return self._begun_turn(known, prefix, tick)
         return None
 
-    def whole(self, key: Key, own: Partial) -> Partial:
+    def whole(self, own: Response) -> Response:
         """Return the whole episode, of which the engine has ``own``: all of it, or its present row alone."""
-        episode = self._episodes[key]
+        episode = self._episodes[own.key]
         if not episode.lines:
             return own
-        earlier = cut(episode.partial, episode.lines[-1].first)
-        event = SampleEvent(key, own.token_ids, own.logprobs, own.versions, FinishReason.STOP, extra=own.extra)
-        generated = np.concatenate([mask_of(earlier), mask_of(own)])
-        return replace(joined(earlier, event), generated=generated, turns=episode.partial.turns)
+        earlier = episode.response.cut(episode.lines[-1].first)
+        generated = np.concatenate([earlier.sampled, own.sampled])
+        return replace(own.behind(earlier), generated=generated, turns=episode.response.turns)
 
-    def turn(self, key: Key, whole: Partial, tick: int) -> None:
+    def turn(self, whole: Response) -> None:
         """Take in a turn that the engine ended, and ask the environment about it."""
-        episode = self._episodes[key]
+        episode = self._episodes[whole.key]
         self._record(episode, whole)
-        self._ask(episode, tick)
+        self._ask(episode, whole.tick)
 
-    def take_back(self, key: Key, whole: Partial, *, ended: bool) -> Partial:
-        """Return what an engine gave back of an episode, as it is saved; ``ended``: its turn did."""
-        episode = self._episodes[key]
-        if ended:
-            self._record(episode, whole)
-            return episode.partial
-        return whole
+    def take_back(self, whole: Response) -> Response:
+        """Return what an engine gave back of an episode, as it is saved: its turn ended, or goes on."""
+        episode = self._episodes[whole.key]
+        if whole.finish is None:
+            return whole
+        self._record(episode, whole)
+        return episode.response
 
-    def recall(self, lane: Lane) -> tuple[list[tuple[Key, Partial]], list[Over]]:
+    def recall(self, lane: Lane) -> list[Response]:
         """Take back the episodes of a lane that wait for environment or group, and those that ended without a word.
 
         What the environment was asked stays asked: ``begin`` goes on with it.
         """
-        over = [each for each in self._over if each.key.lane == lane]
+        taken = [each for each in self._over if each.key.lane == lane]
         self._over = [each for each in self._over if each.key.lane != lane]
-        taken = []
         for key in sorted(self._episodes):
             episode = self._episodes[key]
             if key.lane == lane and (episode.due is not None or episode.held):
                 episode.due, episode.held = None, False
-                taken.append((key, episode.partial))
-        return taken, over
+                taken.append(episode.response)
+        return taken
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Close episodes that will not go on."""
@@ -202,7 +188,7 @@ class Episodes:
 
     def due(
         self, tick: int, version: int, *, idle: bool, patience: float | None
-    ) -> tuple[list[SampleRequest], list[Over]]:
+    ) -> tuple[list[SampleRequest], list[Response]]:
         """Return what the answers that take effect now lead to: further requests, and episodes that ended.
 
         Args:
@@ -229,7 +215,7 @@ class Episodes:
         for _, key in sorted(ripe):
             episode = self._episodes[key]
             for found in self._take(episode, self._waited_for(episode), tick):
-                if isinstance(found, Over):
+                if isinstance(found, Response):
                     over.append(found)
                     continue
                 requests.append(found)
@@ -276,24 +262,24 @@ class Episodes:
 
     # ------------------------------------------------------------------ what becomes of a turn
 
-    def _record(self, episode: EpisodeState, whole: Partial) -> None:
+    def _record(self, episode: EpisodeState, whole: Response) -> None:
         """Append the model's turn that ended; engines that ignore stop strings made more than belongs to it."""
         sampling, start = episode.request.sampling, whole.turn_start
         if sampling.stop and self.texts.first_stop is not None:
             end = self.texts.first_stop(whole.token_ids[start:], sampling.stop)
             if end is not None:
-                whole = cut(whole, start + end)
+                whole = whole.cut(start + end)
         ids = whole.token_ids[start:]
         episode.finish = self.dialogue.finish(episode, ids)
         cut_short = episode.finish is FinishReason.LENGTH
         prompt_ids = episode.lines[-1].prompt_ids if self.dialogue.speech.afresh and episode.lines else None
         turn = Turn(start, len(whole), MODEL, self.dialogue.text(episode, ids), cut=cut_short, prompt_ids=prompt_ids)
-        episode.partial = replace(whole, turns=(*whole.turns, turn))
+        episode.response = replace(whole.unfinished(), turns=(*whole.turns, turn))
         episode.spoken.append(self.dialogue.say(episode, turn, len(episode.spoken)))
 
     def _ask(self, episode: EpisodeState, tick: int) -> None:
         """Ask the environment about the turn that ended."""
-        spent = len(episode.partial) >= episode.request.sampling.max_tokens
+        spent = len(episode.response) >= episode.request.sampling.max_tokens
         if episode.finish is FinishReason.LENGTH and (spent or self.limits.truncates_tokens):
             self._limit(episode, "tokens", tick, tuple(episode.spoken[:-1]), self._state(episode))
             return
@@ -322,12 +308,12 @@ class Episodes:
         episode.question, episode.answer, episode.due = question, None, tick + self.lag
         self.players.ask(question)
 
-    def _take(self, episode: EpisodeState, answer: Answer, tick: int) -> list[SampleRequest | Over]:
+    def _take(self, episode: EpisodeState, answer: Answer, tick: int) -> list[SampleRequest | Response]:
         """Let an answer take effect; []: there is a further question, or the episode waits for its group."""
         question = episode.question
         assert question is not None, "an answer has a question"
         episode.question = episode.answer = episode.due = None
-        found: SampleRequest | Over | None
+        found: SampleRequest | Response | None
         if question.members:
             return self._scored(question, answer, tick)
         if answer.replayed is not None and (differs := self.dialogue.differs(episode, answer.replayed)):
@@ -343,7 +329,7 @@ class Episodes:
 
     def _in_effect(
         self, episode: EpisodeState, question: Question, answer: Answer, tick: int
-    ) -> SampleRequest | Over | None:
+    ) -> SampleRequest | Response | None:
         """End an episode at a limit, or go on with the reply."""
         if question.end is not None:
             last = answer.reply or Said()
@@ -351,29 +337,31 @@ class Episodes:
             return self._close(episode, self._at_limit(episode.ended), episode.ended, last.scores)
         return self._answered(episode, answer.reply or Said(), answer, tick)  # no reply: nothing is said first
 
-    def _answered(self, episode: EpisodeState, reply: Said, answer: Answer, tick: int) -> SampleRequest | Over | None:
+    def _answered(
+        self, episode: EpisodeState, reply: Said, answer: Answer, tick: int
+    ) -> SampleRequest | Response | None:
         """Append a reply, or end the episode."""
-        limit, partial = episode.request.sampling.max_tokens, episode.partial
-        if partial.turns:
+        limit, response = episode.request.sampling.max_tokens, episode.response
+        if response.turns:
             own = replace(
-                partial.turns[-1],
+                response.turns[-1],
                 reward=reply.reward,
                 seconds=answer.seconds,
                 calls=reply.calls,
                 tool_errors=reply.tool_errors,
                 facts=dict(reply.facts),
             )
-            partial = episode.partial = replace(partial, turns=(*partial.turns[:-1], own))
+            response = episode.response = replace(response, turns=(*response.turns[:-1], own))
         answered = tuple(episode.spoken)
         try:
             if reply.done:
-                self.dialogue.add(episode, reply, answer.state, self._version, most=limit - len(partial), ask=False)
+                self.dialogue.add(episode, reply, answer.state, self._version, most=limit - len(response), ask=False)
                 return self._close(episode, FinishReason.STOP, "done", reply.scores)
             if len(answered) >= self.limits.max_turns:
                 self._limit(episode, "turns", tick, answered, answer.state)
                 return None
             if not self.dialogue.add(
-                episode, reply, answer.state, self._version, most=limit - len(partial) - 1, ask=True
+                episode, reply, answer.state, self._version, most=limit - len(response) - 1, ask=True
             ):
                 self._limit(episode, "reply", tick, answered, answer.state)
                 return None
@@ -383,14 +371,14 @@ class Episodes:
 
     def _credit(self, episode: EpisodeState, last: Said) -> None:
         """Add what the environment said at a limit to the model's last turn."""
-        turns = list(episode.partial.turns)
+        turns = list(episode.response.turns)
         place = max((number for number, turn in enumerate(turns) if turn.who == MODEL), default=None)
         if place is not None and (last.reward or last.facts):
             own = turns[place]
             turns[place] = replace(own, reward=own.reward + last.reward, facts={**own.facts, **last.facts})
-            episode.partial = replace(episode.partial, turns=tuple(turns))
+            episode.response = replace(episode.response, turns=tuple(turns))
 
-    def _begun_turn(self, episode: EpisodeState, prefix: Partial | None, tick: int) -> SampleRequest | None:
+    def _begun_turn(self, episode: EpisodeState, prefix: Response | None, tick: int) -> SampleRequest | None:
         """Return the request for a turn of the model that is to begin, or to go on; None: the episode ended."""
         try:
             request = self._further(episode, prefix)
@@ -401,17 +389,17 @@ class Episodes:
             self._limit(episode, "reply", tick, tuple(episode.spoken), self._state(episode))
         return request
 
-    def _go_on(self, episode: EpisodeState, state: str | None, tick: int) -> SampleRequest | Over | None:
+    def _go_on(self, episode: EpisodeState, state: str | None, tick: int) -> SampleRequest | Response | None:
         """Return the request for the turn after a reply; None: the episode ends, and is asked for scores."""
         try:
-            request = self._further(episode, episode.partial if len(episode.partial) else None)
+            request = self._further(episode, episode.response if len(episode.response) else None)
         except ValueError as error:
             return self._failed(episode, f"prompt: {error}")
         if request is None:
             self._limit(episode, "reply", tick, tuple(episode.spoken), state)
         return request
 
-    def _further(self, episode: EpisodeState, prefix: Partial | None) -> SampleRequest | None:
+    def _further(self, episode: EpisodeState, prefix: Response | None) -> SampleRequest | None:
         """Return the request for the next turn of the model; None: its own prompt leaves it no token.
 
         Raises:
@@ -432,7 +420,7 @@ class Episodes:
         count = min(limit - line.first, longest - len(line.prompt_ids))
         if count <= start - line.first:
             return None
-        number = sum(turn.who == MODEL for turn in episode.partial.turns if turn.stop <= line.first)
+        number = sum(turn.who == MODEL for turn in episode.response.turns if turn.stop <= line.first)
         return replace(
             request,
             prompt_ids=line.prompt_ids,
@@ -444,7 +432,7 @@ class Episodes:
 
     def _turn_limit(self, episode: EpisodeState) -> int | None:
         """Return the most tokens of the model's next turn: the recipe's limit, or less where an agent asks for less."""
-        turns = episode.partial.turns
+        turns = episode.response.turns
         asked = (turns[-1].asked or {}).get("max_tokens") if turns else None
         return min((each for each in (self.limits.max_turn_tokens, asked) if each is not None), default=None)
 
@@ -469,12 +457,12 @@ class Episodes:
         first.held = False
         self._put(first, Question(keys[0], first.prompt, self._seed(first), members=keys), tick)
 
-    def _scored(self, question: Question, answer: Answer, tick: int) -> list[SampleRequest | Over]:
+    def _scored(self, question: Question, answer: Answer, tick: int) -> list[SampleRequest | Response]:
         """End the episodes of a group with their scores; where a process was lost, play and score them again."""
         members = [self._episodes[key] for key in question.members]
         if answer.failure == NOT_HELD and members[0].losses < MOST_LOSSES:
             return self._scored_again(members, tick)
-        failure, over = answer.failure, list[SampleRequest | Over]()
+        failure, over = answer.failure, list[SampleRequest | Response]()
         if failure is None and len(answer.members) != len(members):
             failure = f"reply: scores of {len(answer.members)} episodes, expected {len(members)}"
         for number, member in enumerate(members):
@@ -485,11 +473,11 @@ class Episodes:
             own = answer.members[number]
             reply = replace(last.reply or Said(), reward=own.reward, scores=own.scores, facts=own.facts)
             ended = self._in_effect(member, asked, replace(last, reply=reply), tick)
-            assert isinstance(ended, Over), "an answer that ended it"
+            assert isinstance(ended, Response), "an answer that ended it"
             over.append(ended)
         return over
 
-    def _scored_again(self, members: Sequence[EpisodeState], tick: int) -> list[SampleRequest | Over]:
+    def _scored_again(self, members: Sequence[EpisodeState], tick: int) -> list[SampleRequest | Response]:
         """Ask about the last turns of a group's episodes again, and wait for their scores: the loss delays nothing.
 
         An episode that starts anew leaves the others waiting for it.
@@ -507,50 +495,44 @@ class Episodes:
 
     # ------------------------------------------------------------------ the end
 
-    def _failed(self, episode: EpisodeState, failure: str) -> Over:
-        key = episode.request.key
+    def _failed(self, episode: EpisodeState, failure: str) -> Response:
         if self.limits.ends_on_error:
             return self._close(episode, FinishReason.STOP, "error", {})
-        over = self._close(episode, FinishReason.FAILED, "error", {})
-        return Over(key, over.completion, f"{ENVIRONMENT}{failure}")
+        closed = self._close(episode, FinishReason.FAILED, "error", {})
+        return replace(closed, reason=f"{ENVIRONMENT}{failure}")
 
-    def _close(self, episode: EpisodeState, finish: FinishReason, ended: str, scores: Mapping[str, float]) -> Over:
+    def _close(self, episode: EpisodeState, finish: FinishReason, ended: str, scores: Mapping[str, float]) -> Response:
         """Make the response of an episode that ended.
 
         Raises:
             EpisodeError: it has scores that no reward reads.
         """
-        key, partial = episode.request.key, episode.partial
+        response = episode.response
         if unread := sorted(scores.keys() - self._read_scores):
             raise EpisodeError(
                 f"the environment returned the scores {', '.join(unread)}, and no reward reads them; add "
                 f"{{name: {unread[0]}, kind: environment}} to `rewards` (weight: 0 records it only), or return it as a "
                 "fact: Reply(facts=...)"
             )
-        self.forget([key])
-        texts = [turn.text for turn in partial.turns if turn.who == MODEL]
+        self.forget([episode.request.key])
+        texts = [turn.text for turn in response.turns if turn.who == MODEL]
         answer, thought, closed = self.dialogue.answer(episode)
-        turns = tuple(replace(turn, state=None, asked=None) for turn in partial.turns)
-        made = Completion(
-            partial.token_ids,
-            partial.logprobs,
-            partial.versions,
-            finish,
-            "\n".join(texts),
-            partial.generated,
-            answer,
-            thought,
-            closed,
-            partial.extra,
-            turns,
-            ended,
-            dict(scores),
+        turns = tuple(replace(turn, state=None, asked=None) for turn in response.turns)
+        return replace(
+            response,
+            finish=finish,
+            text="\n".join(texts),
+            answer=answer,
+            thinking=thought,
+            closed=closed,
+            turns=turns,
+            ended=ended,
+            scores=dict(scores),
         )
-        return Over(key, made)
 
     def _anew(self, episode: EpisodeState, differs: str, tick: int) -> SampleRequest | None:
         """Begin an episode again whose recorded turns cannot be had back; None: the environment comes first."""
-        key, tokens = episode.request.key, episode.partial.model_tokens
+        key, tokens = episode.request.key, episode.response.model_tokens
         self.not_repeatable += 1
         if self.not_repeatable == 1:
             log.warning(
@@ -564,7 +546,7 @@ class Episodes:
 
     def _state(self, episode: EpisodeState) -> str | None:
         """Return the environment's state after its last reply, where it was recorded."""
-        replies = [turn for turn in episode.partial.turns if turn.who != MODEL]
+        replies = [turn for turn in episode.response.turns if turn.who != MODEL]
         return replies[-1].state if replies else None
 
     def _seed(self, episode: EpisodeState) -> int:

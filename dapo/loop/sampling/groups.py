@@ -11,27 +11,24 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from dapo.config.schema import DynamicSampling
 from dapo.errors import RewardError
 from dapo.loop.sampling.account import Account
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.metrics.phases import Phases
-from dapo.types.batch import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score
+from dapo.types.batch import Group, Key, Prompt, Response, SampleRequest, SamplingParams, Score
 from dapo.types.enums import Disposition
 from dapo.types.seeds import COPIES, TRAINING, derive_seed, derive_seeds
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """Hold a dispatched group that is not finished; the engine continues ``partials_G``."""
+    """Hold a dispatched group that is not finished; the engine continues the responses that go on."""
 
     id: int
     prompt: Prompt
     born: int  # the training step whose weights were the engine's when it was dispatched
-    partials_G: list[Partial]
-    completions_G: list[Completion | None] = field(default_factory=list)
+    completions_G: list[Response]
     scores_G: list[Score | None] = field(default_factory=list)
     unscored: int = field(init=False)  # responses without a score
 
@@ -47,19 +44,15 @@ class OpenGroup:
     @classmethod
     def new(cls, number: int, prompt: Prompt, born: int, size: int) -> OpenGroup:
         """Make a group that is about to be dispatched."""
-        empty = Partial(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32))
-        return cls(number, prompt, born, [empty] * size, [None] * size, [None] * size)
+        return cls(number, prompt, born, [Response.empty()] * size, [None] * size)
 
     def tokens(self) -> int:
         """Count the sampled tokens held here; those that still decode are not known before the response ends."""
-        pairs = zip(self.completions_G, self.partials_G, strict=True)
-        return sum((p if c is None else c).model_tokens for c, p in pairs)
+        return sum(response.model_tokens for response in self.completions_G)
 
     def missing(self) -> list[Key]:
         """Return the keys of the responses that did not end yet."""
-        return [
-            Key("train", self.id, index) for index, completion in enumerate(self.completions_G) if completion is None
-        ]
+        return [Key("train", self.id, index) for index, each in enumerate(self.completions_G) if each.finish is None]
 
     def requests(self, sampling: SamplingParams, run_seed: int) -> list[SampleRequest]:
         """Return requests for the responses that did not end yet."""
@@ -70,25 +63,24 @@ class OpenGroup:
                 prompt_ids=self.prompt.token_ids,
                 sampling=sampling,
                 seed=seeds[key.sample],
-                prefix=self.partials_G[key.sample] if len(self.partials_G[key.sample]) else None,
+                prefix=self.completions_G[key.sample] if len(self.completions_G[key.sample]) else None,
                 priority=self.id,
             )
             for key in self.missing()
         ]
 
-    def unscored_completions(self) -> list[tuple[Key, Completion]]:
+    def unscored_completions(self) -> list[tuple[Key, Response]]:
         """Return the responses that ended and have no score yet."""
         return [
             (Key("train", self.id, index), completion)
             for index, completion in enumerate(self.completions_G)
-            if completion is not None and self.scores_G[index] is None
+            if completion.finish is not None and self.scores_G[index] is None
         ]
 
     def close(self) -> Group:
         """Make the finished group."""
-        completions = [c for c in self.completions_G if c is not None]
         scores = [s for s in self.scores_G if s is not None]
-        return Group(id=self.id, prompt=self.prompt, completions_G=completions, scores_G=scores, born=self.born)
+        return Group(id=self.id, prompt=self.prompt, completions_G=self.completions_G, scores_G=scores, born=self.born)
 
 
 class Scores:
@@ -127,15 +119,12 @@ class Scores:
         self._asked: set[Key] = set()  # handed over, and not yet in effect
         self.waiting = 0  # responses that were handed over and whose score has not arrived
 
-    def submit(self, key: Key, prompt: Prompt, completion: Completion, tick: int, failure: str | None = None) -> None:
-        """Ask for the score of a response that ended at ``tick``, unless it was asked for before.
-
-        ``failure`` says why the engine could not finish the response, if it could not.
-        """
+    def submit(self, key: Key, prompt: Prompt, response: Response, tick: int) -> None:
+        """Ask for the score of a response that ended at ``tick``, unless it was asked for before."""
         if key in self._asked:
             return
         self._asked.add(key)
-        self.rollouts.judge(key, prompt, completion, failure)
+        self.rollouts.judge(key, prompt, response)
         self._ended.append((tick + self.lag, key))
         self.waiting += 1
 

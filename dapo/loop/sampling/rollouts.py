@@ -10,36 +10,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.loop.sampling.episode import Over
 from dapo.loop.sampling.episodes import PATIENCE, Episodes
-from dapo.loop.sampling.texts import Decode, Texts, cut, cut_text, joined
-from dapo.types.batch import Completion, Key, Lane, Partial, Prompt, SampleEvent, SampleRequest, Score
+from dapo.loop.sampling.texts import Decode, Texts, cut_text
+from dapo.types.batch import Key, Lane, Prompt, Response, SampleRequest, Score
 from dapo.types.enums import FinishReason
 from dapo.types.evidence import ENGINE, ENVIRONMENT, Awaited
 from dapo.types.extra import extra_problem
 from dapo.types.protocols import Engine, Scorer, WorksAlone
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """Hold what came back for one request, its prefix included."""
-
-    key: Key
-    completion: Completion  # with ``ABORTED``: as far as it got
-    new_tokens: int  # made since it was submitted
-    tick: int  # the engine's clock when it ended
-    reason: str | None  # with ``FAILED``: what happened
-
-    def partial(self) -> Partial:
-        """Return the tokens that an engine continues."""
-        made = self.completion
-        return Partial(made.token_ids, made.logprobs, made.versions, made.generated, made.extra, made.turns)
 
 
 class Rollouts:
@@ -75,7 +58,7 @@ class Rollouts:
         self._thinking: dict[Key, SampleRequest] = {}  # of these, as asked for, those that the budget may interrupt
         self._earlier: dict[Key, int] = {}  # tokens of these since ``submit`` that the engine does not count as new
         self._under_way: defaultdict[Lane, int] = defaultdict(int)
-        self._ended: defaultdict[Lane, list[SampleEvent]] = defaultdict(list)
+        self._ended: defaultdict[Lane, list[Response]] = defaultdict(list)  # as the engine gave them
         self._played: defaultdict[Lane, list[Response]] = defaultdict(list)  # episodes that ended
         self._playing: set[Key] = set()  # episodes under way
         self._kept: dict[Key, int | None] = {}  # of these, those whose slot an engine keeps, and which of several does
@@ -136,13 +119,17 @@ class Rollouts:
         ended = thinking.ended(prefix, self.texts.response_prefix + text, begun)
         return request if ended is prefix else replace(request, prefix=ended)
 
-    def _go_on(self, event: SampleEvent) -> SampleRequest | None:
+    def _go_on(self, made: Response) -> SampleRequest | None:
         """Return the request for the second part of a response whose first part spent the budget, else None."""
-        asked = self._thinking.pop(event.key, None)
-        if asked is None or event.finish is not FinishReason.LENGTH:
+        asked = self._thinking.pop(made.key, None)
+        if asked is None or made.finish is not FinishReason.LENGTH:
             return None
-        self._earlier[event.key] = self._earlier.get(event.key, 0) + len(event.token_ids)
-        return replace(asked, prefix=joined(self._requests.pop(event.key).prefix, event))
+        return replace(asked, prefix=self._so_far(made).unfinished())
+
+    def _so_far(self, made: Response) -> Response:
+        """Return all that the engine has of a response, a part of which it made and which may go on."""
+        self._earlier[made.key] = self._earlier.get(made.key, 0) + len(made)
+        return made.behind(self._requests.pop(made.key).prefix)
 
     def pump(self, timeout: float | None = None) -> bool:
         """Let the engine work, and environments answer. True when something happened that may matter to a lane.
@@ -165,13 +152,19 @@ class Rollouts:
             self.watch()
         further = []
         for event in events:
+            if event.finish is None:
+                raise EngineError(
+                    f"the engine's poll returned response {event.key} without a finish (stop, length or failed); what "
+                    "goes on comes back by abort alone"
+                )
             if self._requests[event.key].keep:
                 self._kept[event.key] = event.engine
             if (request := self._go_on(event)) is not None:
                 further.append(self._where_kept(request))
                 continue
             if event.key in self._playing and event.finish is not FinishReason.FAILED:
-                self._end_turn(event)
+                assert self.episodes is not None
+                self.episodes.turn(self.episodes.whole(self._so_far(event)))
                 continue
             self._ended[event.key.lane].append(event)
             self._under_way[event.key.lane] -= 1
@@ -191,14 +184,6 @@ class Rollouts:
         """Return the seconds of a look at the engine while a reply is waited for: one step of ours, some of others."""
         return PATIENCE if isinstance(self.engine, WorksAlone) else 0.0
 
-    def _end_turn(self, event: SampleEvent) -> None:
-        """Ask the environment about a turn that ended."""
-        assert self.episodes is not None
-        key = event.key
-        self._earlier[key] = self._earlier.get(key, 0) + len(event.token_ids)
-        whole = self.episodes.whole(key, joined(self._requests.pop(key).prefix, event))
-        self.episodes.turn(key, whole, event.tick)
-
     def _take_answers(self, patience: float | None) -> int:
         """Let the replies that are due take effect; return how many episodes go on or end by them."""
         if self.episodes is None:
@@ -213,7 +198,7 @@ class Rollouts:
         self._let_go(each.key for each in over)
         for each in over:
             self._under_way[each.key.lane] -= 1
-            self._played[each.key.lane].append(self._response(each))
+            self._played[each.key.lane].append(self._played_on(each))
         return len(requests) + len(over)
 
     def _where_kept(self, request: SampleRequest) -> SampleRequest:
@@ -228,10 +213,10 @@ class Rollouts:
                 del self._kept[key]
             self.engine.abort(kept)
 
-    def _response(self, over: Over) -> Response:
-        self._playing.discard(over.key)
-        new_tokens = self._earlier.pop(over.key, 0)
-        return Response(over.key, over.completion, new_tokens, self.engine.clock, over.reason)
+    def _played_on(self, episode: Response) -> Response:
+        """Return an episode that ended, or that is taken back, as a lane gets it."""
+        self._playing.discard(episode.key)
+        return replace(episode, new_tokens=self._earlier.pop(episode.key, 0), tick=self.engine.clock)
 
     def busy_seconds(self) -> float:
         """Return the seconds in which the engine worked so far; of several engines, the mean.
@@ -290,26 +275,19 @@ class Rollouts:
             self._forget(key)
         return responses
 
-    def _take_back(self, lane: Lane, events: Sequence[SampleEvent], responses: list[Response]) -> list[SampleEvent]:
-        """Take back the episodes of a lane, into ``responses``; return the events that are of none.
+    def _take_back(self, lane: Lane, made_R: Sequence[Response], responses: list[Response]) -> list[Response]:
+        """Take back the episodes of a lane, into ``responses``; return those that the engine made outside of episodes.
 
         A turn that ended just now is asked about when its response goes on.
         """
         assert self.episodes is not None
-        taken, over = self.episodes.recall(lane)
-        others = []
-        for event in map(self._unless_it_goes_on, events):
-            if event.key not in self._playing or event.finish is FinishReason.FAILED:
-                others.append(event)
-                continue
-            whole = self.episodes.whole(event.key, joined(self._requests[event.key].prefix, event))
-            self._earlier[event.key] = self._earlier.get(event.key, 0) + len(event.token_ids)
-            ended = event.finish is not FinishReason.ABORTED
-            taken.append((event.key, self.episodes.take_back(event.key, whole, ended=ended)))
-        responses += map(self._response, over)
-        for key, partial in taken:
-            self._playing.discard(key)
-            responses.append(Response(key, _unread(partial), self._earlier.pop(key, 0), self.engine.clock, None))
+        taken, others = self.episodes.recall(lane), []
+        for made in map(self._unless_it_goes_on, made_R):
+            if made.key not in self._playing or made.finish is FinishReason.FAILED:
+                others.append(made)
+            else:
+                taken.append(self.episodes.take_back(self.episodes.whole(self._so_far(made))))
+        responses += map(self._played_on, taken)
         return others
 
     def drop(self, keys: Iterable[Key]) -> None:
@@ -322,79 +300,68 @@ class Rollouts:
         self._thinking.pop(key, None)
         self._earlier.pop(key, None)
 
-    def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
-        """Join events to their prefixes and read their texts, which engines in processes of their own have decoded."""
+    def _whole(self, made_R: Iterable[Response]) -> list[Response]:
+        """Join responses to their prefixes and read their texts, which other processes decoded for their engines."""
         whole_R = []
-        for event in map(self._unless_it_goes_on, events) if self._thinking else events:
-            request = self._requests.pop(event.key)
-            whole = joined(request.prefix, event)
-            if event.key in self._playing and self.episodes is not None:  # the engine could not go on
-                whole = self.episodes.whole(event.key, whole)
-                self._playing.discard(event.key)
-                self.drop([event.key])
+        for made in map(self._unless_it_goes_on, made_R) if self._thinking else made_R:
+            request = self._requests.pop(made.key)
+            new_tokens = len(made) + self._earlier.pop(made.key, 0)
+            whole = replace(made.behind(request.prefix), new_tokens=new_tokens)
+            if made.key in self._playing and self.episodes is not None:  # the engine could not go on
+                whole = replace(self.episodes.whole(whole), turns=())
+                self._playing.discard(made.key)
+                self.drop([made.key])
             problem = extra_problem(whole.extra, prompt=len(request.prompt_ids), response=len(whole))
             if problem is not None and len(whole):
-                raise EngineError(f"response {event.key}: {problem}")
-            whole_R.append((event, whole, request))
+                raise EngineError(f"response {made.key}: {problem}")
+            whole_R.append((whole, request))
         decoded = iter(
             self.texts.decode(
                 [
-                    request.text_ids(whole.token_ids, event.finish)
-                    for event, whole, request in whole_R
-                    if event.finish is not FinishReason.ABORTED and event.text is None
+                    request.text_ids(whole.token_ids, whole.finish)
+                    for whole, request in whole_R
+                    if whole.finish is not None and not whole.text
                 ]
             )
         )
         return [
-            Response(
-                event.key,
-                _unread(whole) if event.finish is FinishReason.ABORTED else self._read(event, whole, request, decoded),
-                len(event.token_ids) + self._earlier.pop(event.key, 0),
-                event.tick,
-                event.reason,
-            )
-            for event, whole, request in whole_R
+            whole if whole.finish is None else self._read(whole, request, whole.text or next(decoded))
+            for whole, request in whole_R
         ]
 
-    def _unless_it_goes_on(self, event: SampleEvent) -> SampleEvent:
+    def _unless_it_goes_on(self, made: Response) -> Response:
         """Mark a response as unfinished that was taken back just when its thinking budget was spent."""
-        asked = self._thinking.pop(event.key, None)
-        spent = asked is not None and event.finish is FinishReason.LENGTH
-        return replace(event, finish=FinishReason.ABORTED) if spent else event
+        asked = self._thinking.pop(made.key, None)
+        return made.unfinished() if asked is not None and made.finish is FinishReason.LENGTH else made
 
-    def _read(self, event: SampleEvent, whole: Partial, request: SampleRequest, decoded: Iterator[str]) -> Completion:
-        """Make a completion of a response that ended, cut at its first stop string even if the engine ignores those."""
-        text = next(decoded) if event.text is None else event.text
-        finish, stops = event.finish, request.sampling.stop
-        if stops and finish is not FinishReason.FAILED and any(stop in text for stop in stops):
+    def _read(self, whole: Response, request: SampleRequest, text: str) -> Response:
+        """Read a response that ended, and cut it at its first stop string even if the engine ignores those."""
+        stops = request.sampling.stop
+        if stops and whole.finish is not FinishReason.FAILED and any(stop in text for stop in stops):
             text = cut_text(text, stops, keep=self.texts.keep_stop)
             end = None if self.texts.first_stop is None else self.texts.first_stop(whole.token_ids, stops)
             if end is not None:
-                whole, finish = cut(whole, end), FinishReason.STOP
-        text = self.texts.response_prefix + text
-        made = Completion(
-            whole.token_ids, whole.logprobs, whole.versions, finish, text, whole.generated, extra=whole.extra
-        )
+                whole = replace(whole.cut(end), finish=FinishReason.STOP)
+        whole = replace(whole, text=self.texts.response_prefix + text)
         thinking = self.texts.thinking
         if thinking is None:
-            return made
-        begun = thinking.begun(request.prompt_ids)
-        answer, closed = thinking.answer(text, begun)
-        closings = text.count(thinking.close) - self.texts.response_prefix.count(thinking.close)
-        thought = thinking.tokens(whole.token_ids, closings) if closed else len(made)
-        return replace(made, answer=answer, thinking=thought, closed=closed)
+            return whole
+        answer, closed = thinking.answer(whole.text, thinking.begun(request.prompt_ids))
+        closings = text.count(thinking.close)
+        thought = thinking.tokens(whole.token_ids, closings) if closed else len(whole)
+        return replace(whole, answer=answer, thinking=thought, closed=closed)
 
     # ------------------------------------------------------------------ scores
 
-    def judge(self, key: Key, prompt: Prompt, completion: Completion, failure: str | None = None) -> None:
-        """Ask for the score of a response; ``failure``: why, where the engine could not finish it."""
-        if completion.finish is FinishReason.FAILED:  # unscored, not wrong
-            failure = failure or "failed"
+    def judge(self, key: Key, prompt: Prompt, response: Response) -> None:
+        """Ask for the score of a response that ended; one that its engine could not finish has none."""
+        if response.finish is FinishReason.FAILED:  # unscored, not wrong
+            failure = response.reason or "failed"
             reason = failure if failure.startswith(ENVIRONMENT) else f"{ENGINE}{failure}"
             self._scores[key.lane].append((key, Score(reason=reason)))
         else:
             self._asked[key.lane] += 1
-            self.scorer.submit(key, prompt, completion)
+            self.scorer.submit(key, prompt, response)
 
     def scores(self, lane: Lane, timeout: float | None = None) -> list[tuple[Key, Score]]:
         """Return the scores of a lane that arrived since the last call.
@@ -413,9 +380,3 @@ class Rollouts:
             if timeout is not None or not arrived:
                 break
         return self._scores.pop(lane, [])
-
-
-def _unread(partial: Partial) -> Completion:
-    """Make a completion without text of a response that goes on later."""
-    made = partial.token_ids, partial.logprobs, partial.versions
-    return Completion(*made, FinishReason.ABORTED, "", partial.generated, extra=partial.extra, turns=partial.turns)

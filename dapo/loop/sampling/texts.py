@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from dapo.errors import EngineError
-from dapo.types.batch import IdArray, IntArray, Partial, SampleEvent
-from dapo.types.extra import Extra, cut_extra, joined_extra, padded_extra
+from dapo.types.batch import IdArray, IntArray, Response
 
 Decode = Callable[[Sequence[IdArray]], list[str]]
 
@@ -62,63 +58,12 @@ class Thinking:
             done += count
         return done
 
-    def ended(self, partial: Partial, text: str, begun: bool) -> Partial:
+    def ended(self, response: Response, text: str, begun: bool) -> Response:
         """Append the closing tag to a turn that spent its budget and still thinks; return any other as it is."""
-        closed = partial.generated is not None and not partial.generated[partial.turn_start :].all()
+        closed = not response.sampled[response.turn_start :].all()
         if closed or self.forced is None or self.answer(text, begun)[1]:
-            return partial
-        count, made = len(self.forced), np.ones(len(partial), dtype=np.bool_)
-        return Partial(
-            np.concatenate([partial.token_ids, self.forced]),
-            np.concatenate([partial.logprobs, np.zeros(count, np.float32)]),
-            np.concatenate([partial.versions, np.repeat(partial.versions[-1:], count)]),
-            np.concatenate([made if partial.generated is None else partial.generated, np.zeros(count, np.bool_)]),
-            padded_extra(partial.extra, count),
-            partial.turns,
-        )
-
-
-def joined(prefix: Partial | None, event: SampleEvent) -> Partial:
-    """Join the prefix of a response and the tokens that the engine made since.
-
-    Raises:
-        EngineError: extra arrays that do not fit together.
-    """
-    if prefix is None or not len(prefix):
-        return Partial(event.token_ids, event.logprobs, event.versions, extra=event.extra)
-    own = None
-    if prefix.generated is not None:
-        own = np.concatenate([prefix.generated, np.ones(len(event.token_ids), dtype=np.bool_)])
-    return Partial(
-        np.concatenate([prefix.token_ids, event.token_ids]),
-        np.concatenate([prefix.logprobs, event.logprobs]),
-        np.concatenate([prefix.versions, event.versions]),
-        own,
-        _extra(prefix, event),
-        prefix.turns,
-    )
-
-
-def _extra(prefix: Partial, event: SampleEvent) -> Extra:
-    if not len(event.token_ids):
-        return prefix.extra
-    earlier = prefix.extra
-    if not prefix.model_tokens:  # an environment spoke first: no engine has said which arrays there are
-        none = {name: values[:0] for name, values in event.extra.items()}
-        earlier = padded_extra(none, len(prefix))
-    try:
-        return joined_extra(earlier, event.extra)
-    except ValueError as error:
-        raise EngineError(f"response {event.key}: {error}. An engine gives the same arrays for every token") from None
-
-
-def cut(whole: Partial, count: int) -> Partial:
-    """Return the first ``count`` tokens."""
-    if count == len(whole):
-        return whole
-    own = None if whole.generated is None else whole.generated[:count]
-    extra = cut_extra(whole.extra, len(whole) - count)
-    return Partial(whole.token_ids[:count], whole.logprobs[:count], whole.versions[:count], own, extra, whole.turns)
+            return response
+        return response.with_given(self.forced)
 
 
 def cut_text(text: str, stops: tuple[str, ...], *, keep: bool) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from dapo.types.batch import BoolArray, IntArray, Partial, Turn
+from dapo.types.batch import IntArray, Response, Turn
 
 
 @dataclass(slots=True, eq=False)  # a row is itself: two may hold the same tokens
@@ -22,32 +22,23 @@ class RowOfTurns:
     tools: list[Any] = field(default_factory=list)  # that the prompt shows
 
 
-def present(whole: Partial, first: int) -> Partial | None:
+def present(whole: Response, first: int) -> Response | None:
     """Return the tokens of a row that begins at ``first``, as far as it got; None: it has none."""
     if len(whole) == first:
         return None
-    extra = {name: values[first:] for name, values in whole.extra.items()}
     turns = tuple(
         Turn(turn.first - first, turn.stop - first, turn.who, turn.text) for turn in whole.turns if turn.first >= first
     )
-    generated = None if whole.generated is None else whole.generated[first:]
-    return Partial(
-        whole.token_ids[first:], whole.logprobs[first:], whole.versions[first:], generated, extra=extra, turns=turns
-    )
+    return replace(whole.cut(len(whole), first=first), turns=turns)
 
 
-def mask_of(partial: Partial) -> BoolArray:
-    """Return which tokens the policy sampled."""
-    return np.ones(len(partial), np.bool_) if partial.generated is None else partial.generated
-
-
-def before(prompt_ids: IntArray, partial: Partial, turn: Turn) -> IntArray:
+def before(prompt_ids: IntArray, episode: Response, turn: Turn) -> IntArray:
     """Return the tokens that the model saw before a turn of its own."""
     first = 0
-    for earlier in (each for each in partial.turns if each.first <= turn.first):
+    for earlier in (each for each in episode.turns if each.first <= turn.first):
         if earlier.prompt_ids is not None:
             prompt_ids, first = earlier.prompt_ids, earlier.first
-    return np.concatenate([prompt_ids, partial.token_ids[first : turn.first]])
+    return np.concatenate([prompt_ids, episode.token_ids[first : turn.first]])
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,10 +53,10 @@ def _call(function: Mapping[str, Any]) -> tuple[str, str]:
     return function["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
 
 
-def rows_of_requests(partial: Partial) -> list[RowOfTurns]:
+def rows_of_requests(episode: Response) -> list[RowOfTurns]:
     """Return the rows of an agent's episode, from the requests that are recorded with it."""
     lines: list[RowOfTurns] = []
-    for turn in (each for each in partial.turns if each.asked is not None):
+    for turn in (each for each in episode.turns if each.asked is not None):
         assert turn.asked is not None, "chosen above"
         messages = list(map(plain_message, turn.asked["messages"]))
         if lines and (said := turn.asked.get("answered")):

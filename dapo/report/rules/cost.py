@@ -64,7 +64,7 @@ def time_beside(facts: Facts) -> Finding | None:
         parts = ", ".join(f"{name} {percent(value / whole, 0)}" for name, value in beside.items() if value)
         said, move = f"{percent(sum(beside.values()) / whole, 0)} of the time trains nothing: {parts}.", ""
         keys = [f"time/{name}" for name in beside]
-    return Finding("warn", "Much time goes beside learning", said, facts.first_step, facts.last_step, keys, move)
+    return Finding("warn", "Much time goes to other work", said, facts.first_step, facts.last_step, keys, move)
 
 
 def who_waits(facts: Facts) -> Finding | None:
@@ -78,7 +78,7 @@ def who_waits(facts: Facts) -> Finding | None:
     if max(engines, learner) < WAITING:
         return None
     first, last = facts.late_steps("time/step")
-    shares = f"Engines stood still for {percent(engines, 0)} of the last steps, the learner for {percent(learner, 0)}."
+    shares = f"Engines were idle for {percent(engines, 0)} of the last steps, the learner for {percent(learner, 0)}."
     if engines >= WAITING and learner >= WAITING:
         severity: Severity = "warn"
         title, move = "Engines and learner wait for each other", _BOTH_WAIT[staleness == 1]

@@ -293,7 +293,7 @@ RULES = (
     Rule(
         "reward_without_accuracy",
         f"mean reward up by {percent(REWARD_UP, 0)} and training accuracy down by {100 * MOVED:g} points",
-        "A reward beside accuracy that is easier to earn is what the model learns; that is how verifiers are gamed.",
+        "A reward other than accuracy that is easier to earn is learnt; that is how verifiers are gamed.",
         "Read answers of the last steps. Lower the weight of that reward (rewards.1.weight; 0 only records it), or "
         "give it to right answers alone.",
         reward_without_accuracy,

@@ -111,7 +111,7 @@ def not_repeatable(facts: Facts) -> Finding | None:
             "warn",
             "The environment does not repeat itself",
             f"{counted(anew, 'episode')} went otherwise when played again after a resume or a lost process, and began "
-            "anew: the tokens that they had are lost.",
+            "again: the tokens that they had are lost.",
             *(where[0], where[-1], [key]),
         )
     if facts.setting("environment.kind") != "agent" or not facts.rows:

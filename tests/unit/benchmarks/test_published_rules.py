@@ -10,7 +10,7 @@ import pytest
 
 from dapo.algorithms.algorithm import Algorithm
 from dapo.algorithms.keep import judge_group
-from dapo.types.batch import Prompt, SampleEvent, SamplingParams, Score, content_id
+from dapo.types.batch import Prompt, Response, SamplingParams, Score, content_id
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.seeds import TRAINING, derive_seed
 
@@ -41,12 +41,12 @@ class OneAtATimeEngine:
         request = self.queue.pop()
         tokens = np.arange(sum(request.key[-2:]) + 1)
         return [
-            SampleEvent(
-                request.key,
+            Response(
                 tokens,
                 np.zeros(len(tokens), np.float32),
                 np.zeros(len(tokens), np.int32),
                 finish=FinishReason.STOP,
+                key=request.key,
             )
         ]
 

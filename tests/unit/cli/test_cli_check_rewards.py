@@ -18,7 +18,7 @@ from dapo.config.schema import Reward
 from dapo.data import prepare
 from dapo.errors import RewardError
 from dapo.models.tiny import make_tiny_model, make_word_tokenizer
-from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.batch import Group, Prompt, Response, Score
 from dapo.types.enums import FinishReason
 
 FUNCTIONS = """
@@ -213,7 +213,7 @@ def test_a_step_by_proportion() -> None:
     def group(index: int, *right: float) -> Group:
         prompt = Prompt("", "", np.zeros(1, np.int64), "p", "a", "s")
         tokens = np.zeros(10, np.int64)
-        done = Completion(tokens, np.zeros(10, np.float32), np.zeros(10, np.int32), FinishReason.STOP)
+        done = Response(tokens, np.zeros(10, np.float32), np.zeros(10, np.int32), FinishReason.STOP)
         return Group(
             index, prompt, [done] * len(right), [Score({"accuracy": value}, value, answer="1") for value in right]
         )

@@ -17,7 +17,7 @@ from dapo.cli.check_try import Measured, judged
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
 from dapo.models.tiny import make_tiny_model, make_word_tokenizer
-from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.batch import Group, Prompt, Response, Score
 from dapo.types.enums import FinishReason
 
 NOT_HERE, REFUSED = 3, 2
@@ -229,7 +229,7 @@ def response(right: float = 0.0, *, cut: bool = False, answer: str | None = "7",
     tokens = np.zeros(100 if cut else 10, np.int64)
     numbers = np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32)
     finish = FinishReason.LENGTH if cut else FinishReason.STOP
-    return Completion(tokens, *numbers, finish, text), Score({"accuracy": right}, right, answer=answer)
+    return Response(tokens, *numbers, finish, text), Score({"accuracy": right}, right, answer=answer)
 
 
 def tried(*groups, seconds: float = 1.0, elsewhere=None, **sections):

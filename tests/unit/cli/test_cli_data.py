@@ -21,7 +21,7 @@ from dapo.errors import DataError
 from dapo.observe.evaluations import write_evaluation
 from dapo.observe.rollouts import write_rollouts
 from dapo.observe.status import StatusWriter
-from dapo.types.batch import Completion, Group, Prompt, Score, content_id
+from dapo.types.batch import Group, Prompt, Response, Score, content_id
 from dapo.types.enums import FinishReason, Verdict
 from dapo.types.evidence import CollectProgress, Shares
 
@@ -276,9 +276,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def stopped_group(number: int, verdict: Verdict, reason: str | None = None) -> Group:
-    completion = Completion(
-        np.array([1]), np.zeros(1, np.float32), np.zeros(1, np.int32), FinishReason.STOP, "no answer"
-    )
+    completion = Response(np.array([1]), np.zeros(1, np.float32), np.zeros(1, np.int32), FinishReason.STOP, "no answer")
     score = Score({"accuracy": 0.0}, 0.0) if reason is None else Score(reason=reason)
     return Group(number, make_prompts(1)[0], [completion] * 4, [score] * 4, 4, verdict)
 

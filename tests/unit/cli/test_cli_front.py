@@ -131,6 +131,12 @@ def test_a_gpu_gets_other_settings(problems, monkeypatch):
     assert recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens <= 2048
 
 
+def test_dapo_alone_prints_the_help(capsys):
+    shown = said(capsys)
+    assert shown == said(capsys, "--help")
+    assert "Train a model by a recipe" in shown
+
+
 def test_every_key_can_be_explained():
     for path in settings():
         lines = explain(path)

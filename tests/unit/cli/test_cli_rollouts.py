@@ -13,7 +13,7 @@ from run_folder_for_tests import make_prompts, make_run
 from dapo.cli.main import main
 from dapo.observe.rollouts import write_rollouts
 from dapo.observe.status import StatusWriter
-from dapo.types.batch import Completion, Group, Score, Turn
+from dapo.types.batch import Group, Response, Score, Turn
 from dapo.types.enums import FinishReason
 from dapo.types.evidence import CollectProgress, Shares
 
@@ -26,7 +26,7 @@ def run_with(folder: Path, *responses: tuple[Score, FinishReason], known: bool =
     (prompt,) = make_prompts(1)
     run = make_run(folder, prompts=[prompt] if known else [])
     made = [
-        Completion(np.array([n]), np.zeros(1, np.float32), np.zeros(1, np.int32), finish, f"answer {n}")
+        Response(np.array([n]), np.zeros(1, np.float32), np.zeros(1, np.int32), finish, f"answer {n}")
         for n, (_, finish) in enumerate(responses)
     ]
     group = Group(0, prompt, made, [score for score, _ in responses])
@@ -69,7 +69,7 @@ def test_an_episode_is_a_conversation_with_a_message_for_each_turn(tmp_path, cap
         Turn(2, 3, "tool", "no"),
         Turn(3, 4, "assistant", "4"),
     )
-    made = Completion(
+    made = Response(
         np.arange(4), np.zeros(4, np.float32), np.zeros(4, np.int32), STOP, "3\n4", turns=turns, ended="done"
     )
     write_rollouts(run / "rollouts" / "step_000001.parquet", 1, [Group(0, prompt, [made], [RIGHT])])

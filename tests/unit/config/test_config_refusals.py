@@ -41,7 +41,7 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("learner.lr=1e-5", ["`learner.learning_rate`"]),
         ("trainer.seed=3", ["`run.seed`"]),
         ("zzzz=1", ["zzzz: 1", "no such key"]),
-        ("data.train=[{path:a.jsonl}]", ["data.train.0.path:a.jsonl", "a space behind the colon: `path: a.jsonl`"]),
+        ("data.train=[{path:a.jsonl}]", ["data.train.0.path:a.jsonl", "a space after the colon: `path: a.jsonl`"]),
         # a section that is given by its first key, or as one where a list is meant
         ("model=builtin/signed-sum", ['model: "builtin/signed-sum"', "a section", "such as {path: ./my-model}"]),
         ("data.train=a.jsonl", ["a list of sections", "such as [{path: train.jsonl}]"]),

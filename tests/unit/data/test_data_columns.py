@@ -14,7 +14,7 @@ from test_data_load import WordTokenizer
 from dapo.config.schema import Data, Reward, TrainSource
 from dapo.data import prepare
 from dapo.rewards.compose import build_scorer
-from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.batch import Prompt, Response, Score
 from dapo.types.enums import FinishReason
 
 FUNCTIONS = """
@@ -41,7 +41,7 @@ def score(prompt: Prompt, function: str) -> Score:
     scorer = build_scorer([Reward(kind="function", function=f"columns_for_tests:{function}", timeout=60)])
     none = np.zeros(0)
     try:
-        scorer.submit((0, 0), prompt, Completion(none, none, none, FinishReason.STOP, "2"))  # type: ignore[arg-type]
+        scorer.submit((0, 0), prompt, Response(none, none, none, FinishReason.STOP, "2"))  # type: ignore[arg-type]
         ((_, found),) = scorer.poll(None)
     finally:
         scorer.close()

@@ -245,7 +245,7 @@ def test_half_of_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path, recor
     path = tmp_path / "cut.jsonl"
     path.write_text('{"prompt": "one", "response": "two"}\n' + record + "\n")
     section, given = Sft(train=[SftSource(path=str(path))]), Data(train=[TrainSource(task="signed_sum")])
-    with pytest.raises(DataError, match=r"cut\.jsonl, line 2, field '\w+': half of a surrogate pair.* write it anew"):
+    with pytest.raises(DataError, match=r"cut\.jsonl, line 2, field '\w+': half of a surrogate pair.* write it again"):
         prepare_demonstrations(section, given, tokenizer(TEMPLATE), (END, EOS))
 
 

@@ -194,7 +194,7 @@ def test_problems_of_validation_are_taken_out_of_training_by_content(tmp_path: P
     # two problems, one of them in two wordings: both counts are said in one line
     assert prepared.report.overlap == {"held": SharedProblems(problems=2, records=3), "other": SharedProblems()}
     assert (
-        "overlap     2 problems of held stood in the training data, in 3 of its records, which were taken out"
+        "overlap     2 problems of held were in the training data, in 3 of its records, which were taken out"
         in prepared.report.lines()
     )
 

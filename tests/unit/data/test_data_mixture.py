@@ -18,7 +18,7 @@ from dapo.data.mixture import MixturePart, MixtureStream
 from dapo.errors import DataError, RecipeError
 from dapo.loop.sampling.account import source_metrics
 from dapo.loop.sampling.prompts import PromptHistory, PromptSelector
-from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.batch import Group, Prompt, Response, Score
 from dapo.types.enums import FinishReason, Verdict
 from dapo.types.protocols import HasLevels, HasPasses, HasSources, LearnsAccuracy
 
@@ -153,7 +153,7 @@ LEVELS = [{"max_terms": 3}, {"max_terms": 5}]
     ("data", "sampling", "said"),
     [
         ({"train": [{**TASK, "weight": 1.0}, {**TASK, "name": "b"}]}, {}, r"data\.train\.1\.weight.*give every one"),
-        ({"train": [{**TASK, "levels": LEVELS}, {**TASK, "name": "b"}]}, {}, "a source with levels beside others"),
+        ({"train": [{**TASK, "levels": LEVELS}, {**TASK, "name": "b"}]}, {}, "a source with levels among others"),
         ({"train": [{**TASK, "levels": LEVELS[:1]}]}, {}, "one level is none"),
         ({"train": [{**TASK, "weight": 1.0}], "epochs": 2}, {}, r"data\.epochs.*has no meaning"),
         ({"train": [TASK], "curriculum": {"window": 4}}, {}, r"data\.curriculum.*only read where"),
@@ -190,7 +190,7 @@ def test_settings_that_contradict_each_other_are_refused(data: Any, sampling: An
 
 def group(prompt: Prompt, accuracies: list[float], verdict: Verdict) -> Group:
     none = np.zeros(0)
-    made = [Completion(none, none, none, FinishReason.STOP)] * len(accuracies)
+    made = [Response(none, none, none, FinishReason.STOP)] * len(accuracies)
     return Group(0, prompt, made, [Score({"accuracy": a}, a) for a in accuracies], verdict=verdict)
 
 

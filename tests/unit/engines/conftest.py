@@ -13,7 +13,7 @@ from engine_requests import VOCABULARY, prompt, request
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dapo.models.loaded import LoadedModel
-from dapo.types.batch import SampleEvent
+from dapo.types.batch import Response
 
 
 def build(architecture: str = "llama", *, dtype: torch.dtype = torch.float32, **config: Any) -> LoadedModel:
@@ -64,8 +64,8 @@ def fresh() -> Callable[..., LoadedModel]:
     return build
 
 
-def drain(engine: Any) -> dict[tuple[int, int], SampleEvent]:
-    events: dict[tuple[int, int], SampleEvent] = {}
+def drain(engine: Any) -> dict[tuple[int, int], Response]:
+    events: dict[tuple[int, int], Response] = {}
     while got := engine.poll():
         events.update({event.key: event for event in got})
     return events

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.types.batch import Partial, SampleRequest, SamplingParams
+from dapo.types.batch import Response, SampleRequest, SamplingParams
 
 VOCABULARY = 40
 
@@ -17,7 +17,7 @@ def prompt(group: int, length: int | None = None) -> np.ndarray:
 
 
 def request(
-    group: int, index: int = 0, *, seed: int | None = None, prefix: Partial | None = None, prompt_ids: Any = None,
+    group: int, index: int = 0, *, seed: int | None = None, prefix: Response | None = None, prompt_ids: Any = None,
     **sampling: Any,
 ) -> SampleRequest:  # fmt: skip
     params = SamplingParams(**({"max_tokens": 12, "stop_token_ids": (1,)} | sampling))

@@ -17,7 +17,7 @@ from dapo.engines.generate import GenerateEngine
 from dapo.engines.sampling import truncate
 from dapo.errors import EngineError
 from dapo.models.weight_files import model_tensors
-from dapo.types.batch import Partial, Ticket
+from dapo.types.batch import Response, Ticket
 from dapo.types.enums import FinishReason
 from dapo.weights.shared import offered
 
@@ -123,7 +123,7 @@ def test_a_prefix_continues_to_the_same_tokens(kind, model, help, monkeypatch):
                 g,
                 max_tokens=40,
                 stop_token_ids=(),
-                prefix=Partial(whole[g, 0].token_ids[:n], whole[g, 0].logprobs[:n], whole[g, 0].versions[:n]),
+                prefix=Response(whole[g, 0].token_ids[:n], whole[g, 0].logprobs[:n], whole[g, 0].versions[:n]),
             )
             for g, n in cuts.items()
         ]
@@ -151,7 +151,7 @@ def test_stop_tokens_and_limits(kind, model, help, monkeypatch):
     free = help.drain(engine)[0, 0].token_ids
     second = int(free[1])
     assert second != free[0]
-    partial = Partial(free[:2], np.zeros(2, np.float32), np.zeros(2, np.int32))
+    partial = Response(free[:2], np.zeros(2, np.float32), np.zeros(2, np.int32))
     cases = {
         1: ({"max_tokens": 20, "stop_token_ids": (39, second)}, 2, FinishReason.STOP),
         2: ({"max_tokens": 2, "stop_token_ids": (second,)}, 2, FinishReason.STOP),  # at the last position
@@ -226,8 +226,8 @@ def test_abort_returns_what_there_is_and_frees_the_slot(model, help):
     assert [event.key for event in engine.poll()] == [(0, 0)]
     events = engine.abort([(1, 0), (3, 0), (9, 9)])
     assert [(event.key, len(event.token_ids), event.finish) for event in events] == [
-        ((1, 0), 4, FinishReason.ABORTED),
-        ((3, 0), 0, FinishReason.ABORTED),
+        ((1, 0), 4, None),
+        ((3, 0), 0, None),
     ]
     rest = help.drain(engine)
     assert set(rest) == {(2, 0)}
@@ -239,14 +239,14 @@ def test_abort_returns_what_there_is_and_frees_the_slot(model, help):
 
 def test_abort_gives_back_what_ended_and_was_not_polled(model, help):
     engine = EmbeddedEngine(model("llama"), slots=3)
-    whole = Partial(np.arange(2, 14), np.zeros(12, np.float32), np.zeros(12, np.int32))
+    whole = Response(np.arange(2, 14), np.zeros(12, np.float32), np.zeros(12, np.int32))
     engine.submit([help.request(0, prefix=whole), help.request(1, prefix=whole), help.request(2)])  # 12 is the limit
     (one,) = engine.abort([(1, 0)])
     assert (one.key, one.finish, len(one.token_ids)) == ((1, 0), FinishReason.LENGTH, 0)
     rest = engine.abort()
     assert [(event.key, event.finish) for event in rest] == [
         ((0, 0), FinishReason.LENGTH),
-        ((2, 0), FinishReason.ABORTED),
+        ((2, 0), None),
     ]
     assert engine.poll() == []
 

@@ -9,12 +9,12 @@ from dapo.engines.vllm_options import check_names
 from dapo.errors import EngineError, RecipeError
 from dapo.models.weight_files import read_shapes, read_weights, write_weights
 from dapo.run import engines
-from dapo.types.batch import Partial, SampleRequest, SamplingParams
+from dapo.types.batch import Response, SampleRequest, SamplingParams
 from dapo.types.seeds import generator_seed
 
 
 def request(seed, made):
-    prefix = Partial(np.zeros(made, np.int64), np.zeros(made, np.float32), np.zeros(made, np.int32))
+    prefix = Response(np.zeros(made, np.int64), np.zeros(made, np.float32), np.zeros(made, np.int32))
     return SampleRequest((0, 0), np.array([1]), SamplingParams(10), seed, prefix if made else None)
 
 

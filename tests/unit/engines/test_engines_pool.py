@@ -18,7 +18,7 @@ from dapo.engines.member import PoolLimits
 from dapo.engines.pool import EnginePool
 from dapo.errors import ClusterError, EngineError
 from dapo.processes.transport import HostSpec
-from dapo.types.batch import Key, Partial, SampleRequest, SamplingParams
+from dapo.types.batch import Key, Response, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
 
@@ -168,7 +168,7 @@ def test_what_a_lost_engine_had_is_made_again(what, lockstep):
     watch = Watch()
     transport = FaultyTransport(Once("engine-1", "turn", what, 2), watch)
     pool = make_pool(3, 3, transport=transport, lockstep=lockstep, now=watch)
-    prefix = Partial(np.array([token(900, 0)]), np.zeros(1, np.float32), np.zeros(1, np.int32))
+    prefix = Response(np.array([token(900, 0)]), np.zeros(1, np.float32), np.zeros(1, np.int32))
     requests = [*work(), request(9, 0, 9, prefix=prefix)]
     pool.submit(requests)
     check_whole(requests, [*drain(pool).values()])
@@ -203,11 +203,11 @@ def going_on(requests, turns=3):
     def further(event):
         before = made.get(event.key, [])
         made[event.key] = [*before, event]
-        if len(made[event.key]) == turns or event.finish is FinishReason.ABORTED:
+        if len(made[event.key]) == turns or event.finish is None:
             return None
         request = by_key[event.key]
         tokens = np.concatenate([*(each.token_ids for each in made[event.key])])
-        prefix = Partial(tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32))
+        prefix = Response(tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32))
         sampling = replace(request.sampling, max_tokens=len(tokens) + 2 + event.key.sample)
         keep = len(made[event.key]) + 1 < turns
         return replace(request, prefix=prefix, sampling=sampling, engine=event.engine, keep=keep)
@@ -401,8 +401,8 @@ def test_in_lockstep_an_engine_without_room_is_not_waited_for(method, caplog):
         ended = [*pool.poll(), *pool.abort()]
         pool.load(ticket(1))
         assert pool.checksums() == sums(1)
-        left = {event.key for event in ended if event.finish is FinishReason.ABORTED}
-        ended = [event for event in ended if event.finish is not FinishReason.ABORTED]
+        left = {event.key for event in ended if event.finish is None}
+        ended = [event for event in ended if event.finish is not None]
         pool.submit([request for request in requests if request.key in left])
         ended += drain(pool).values()
     check_whole(requests, ended)
@@ -524,7 +524,7 @@ def test_restarts_are_bounded_and_nothing_is_lost_when_nobody_is_left(lockstep, 
     assert pool.capacity >= 1  # else nobody would ask it for anything, and hear of it
     events = pool.abort()
     assert [event.key for event in events] == sorted(r.key for r in requests)
-    assert {(event.finish, len(event.token_ids)) for event in events} == {(FinishReason.ABORTED, 0)}
+    assert {(event.finish, len(event.token_ids)) for event in events} == {(None, 0)}
     assert pool.abort() == []
     with pytest.raises(EngineError, match="no engine"):
         pool.load(ticket(5))
@@ -546,7 +546,7 @@ def test_work_waits_while_every_engine_starts():
     assert pool.poll(5.0) == []
     pool.submit([request(50)])
     (one,) = pool.abort([requests[0].key])
-    assert (one.finish, len(one.token_ids)) == (FinishReason.ABORTED, 0)
+    assert (one.finish, len(one.token_ids)) == (None, 0)
     transport.fault = lambda name, method: None
     transport.frozen.clear()
     check_whole([*requests[1:], request(50)], [*drain(pool).values()])
@@ -695,12 +695,12 @@ def _took(event, unfinished, partials, done, again=None):
     assert event.key not in done
     tokens = partials.pop(event.key, []) + event.token_ids.tolist()
     assert event.versions.tolist() == sorted(event.versions.tolist())
-    if event.finish is not FinishReason.ABORTED:
+    if event.finish is not None:
         done[event.key] = (tokens, asked.sampling.max_tokens)
         return
     partials[event.key] = tokens  # submitted again behind what there is
     ids = np.array(tokens, dtype=np.int64)
-    prefix = Partial(ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32))
+    prefix = Response(ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32))
     unfinished[event.key] = request(event.key.group, event.key.sample, asked.sampling.max_tokens, prefix=prefix)
     again.submit([unfinished[event.key]])
 

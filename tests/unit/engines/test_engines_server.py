@@ -14,7 +14,7 @@ from tickets import in_folder, to_tensors
 
 from dapo.engines.vllm_server import ServerEngine
 from dapo.errors import EngineError
-from dapo.types.batch import Partial, Ticket
+from dapo.types.batch import Response, Ticket
 from dapo.types.enums import FinishReason
 from dapo.types.seeds import generator_seed
 
@@ -34,7 +34,7 @@ def prompts(help, *_, **options):
 
 def test_a_request_as_it_is_sent_and_a_response_as_it_comes_back(make, help):
     server, engine = make()
-    prefix = Partial(np.array([7, 8, 9]), np.zeros(3, np.float32), np.zeros(3, np.int32))
+    prefix = Response(np.array([7, 8, 9]), np.zeros(3, np.float32), np.zeros(3, np.int32))
     request = prompts(help, prefix=prefix, max_tokens=10, temperature=0.7, top_p=0.9, top_k=5, stop_token_ids=(1,))
     engine.submit([request])
     event = drain(engine, 1)[(0, 0)]
@@ -54,7 +54,7 @@ def test_a_request_as_it_is_sent_and_a_response_as_it_comes_back(make, help):
 
 def test_the_seed_behind_a_prefix_is_not_the_one_that_made_it(make, help):
     server, engine = make()
-    prefix = Partial(np.array([7]), np.zeros(1, np.float32), np.zeros(1, np.int32))
+    prefix = Response(np.array([7]), np.zeros(1, np.float32), np.zeros(1, np.int32))
     engine.submit([prompts(help, seed=5), help.request(1, prompt_ids=[3, 4], seed=5, prefix=prefix)])
     drain(engine, 2)
     assert len({body["sampling_params"]["seed"] for body in server.generated}) == 2
@@ -69,7 +69,7 @@ def test_stop_token_is_included_and_prefixes_that_are_whole_are_not_sent(make, h
     event = drain(engine, 1)[(1, 0)]
     assert event.finish is FinishReason.STOP
     assert event.token_ids.tolist() == tokens[: tokens.tolist().index(stop) + 1].tolist()
-    whole = Partial(event.token_ids, event.logprobs, event.versions)
+    whole = Response(event.token_ids, event.logprobs, event.versions)
     engine.submit([help.request(2, prompt_ids=[3, 4], stop_token_ids=(stop,), prefix=whole, max_tokens=30)])
     assert drain(engine, 1)[(2, 0)].finish is FinishReason.STOP
     assert len(server.generated) == 2
@@ -160,7 +160,7 @@ def test_abort_returns_what_there_is_of_each(make, help):
     assert [(event.key, len(event.token_ids)) for event in named] == [((0, 0), 2), ((2, 1), 0)]
     rest = {event.key: event for event in engine.abort()}
     assert rest.pop((9, 0)).finish is FinishReason.LENGTH
-    assert {event.finish for event in rest.values()} == {FinishReason.ABORTED}
+    assert {event.finish for event in rest.values()} == {None}
     assert sorted(rest) == [(0, 1), (1, 0), (1, 1), (2, 0)]
     assert sum(len(event.token_ids) for event in rest.values()) == 2 * 3
     assert all(event.versions.tolist() == [1] * len(event.token_ids) for event in rest.values())
@@ -202,7 +202,7 @@ def test_a_refused_request_is_named_and_comes_back_from_abort(make, help):
     engine.submit(requests(help, 1, 1))
     with pytest.raises(EngineError, match=r"request \(0, 0\).*refused.*400: no such thing"):
         engine.poll()
-    assert [event.finish for event in engine.abort()] == [FinishReason.ABORTED]
+    assert [event.finish for event in engine.abort()] == [None]
     assert engine.poll() == []
 
 

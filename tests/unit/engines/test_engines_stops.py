@@ -13,7 +13,7 @@ from dapo.engines.stops import StopStrings
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts, cut_text
 from dapo.models.tiny import make_word_tokenizer
-from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams
+from dapo.types.batch import Key, Response, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -98,9 +98,8 @@ def responses(ids, finish, keep=False, prefix="", stop=("</a>",)):
     tokenizer = byte_tokenizer("</a>b")
     ids = [t for piece in ids for t in ([piece] if isinstance(piece, int) else encode(tokenizer, piece))]
     key, params = Key("train", 0, 0), SamplingParams(max_tokens=99, stop_token_ids=(0,), stop=stop)
-    event = SampleEvent(
-        key, np.array(ids), -np.ones(len(ids), np.float32), np.zeros(len(ids), np.int32), finish, tick=1
-    )
+    arrays = np.array(ids), -np.ones(len(ids), np.float32), np.zeros(len(ids), np.int32)
+    event = Response(*arrays, finish, key=key, tick=1)
     texts = Texts(
         lambda rows: tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True),
         response_prefix=prefix,
@@ -111,7 +110,7 @@ def responses(ids, finish, keep=False, prefix="", stop=("</a>",)):
     rollouts.submit([SampleRequest(key, np.array([1]), params, 0)])
     assert rollouts.pump()
     (one,) = rollouts.ended("train")
-    return one.completion
+    return one
 
 
 def encode(tokenizer, text):

@@ -11,7 +11,7 @@ from number_engine import Numbers
 from dapo.engines.stops import StopStrings
 from dapo.engines.vllm_made import RouteShape, VllmResponse, name_of
 from dapo.errors import EngineError
-from dapo.types.batch import Key, Partial, SampleRequest, SamplingParams
+from dapo.types.batch import Key, Response, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
 KEY = Key("train", 4, 1)
@@ -96,7 +96,7 @@ def test_experts_of_all_tokens_but_the_newest(tokens):
 
 
 def test_behind_a_prefix_only_new_tokens_have_experts():
-    prefix = Partial(np.array([1]), np.zeros(1, np.float32), np.zeros(1, np.int32))
+    prefix = Response(np.array([1]), np.zeros(1, np.float32), np.zeros(1, np.int32))
     routes, expected = routed(6, "length", prefix)
     np.testing.assert_array_equal(routes[:2], expected[3:5])
     assert routes.shape == (3, 2, 2)

@@ -22,7 +22,7 @@ from dapo.errors import RecipeError
 from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts, Texts
-from dapo.types.batch import MODEL, Partial
+from dapo.types.batch import MODEL, Response
 from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 from dapo.types.row_parts import parts_of
@@ -65,10 +65,10 @@ def played(mailbox, agent, count=4, **how):
     found = drain(mailbox(agent, **how), requests(count, limit=200))
     for response in found.values():
         assert response.reason is None
-        assert response.completion.ended == "done"
-        assert response.completion.scores == {"accuracy": 1.0}
-        assert response.new_tokens == response.completion.model_tokens
-    return [found[n].completion for n in sorted(found)]
+        assert response.ended == "done"
+        assert response.scores == {"accuracy": 1.0}
+        assert response.new_tokens == response.model_tokens
+    return [found[n] for n in sorted(found)]
 
 
 def shown(made):
@@ -157,7 +157,7 @@ def test_a_key_is_refused_once_its_episode_is_over(mailbox):
     box = mailbox("wrong_keys")
     for _ in range(3):  # one after the other, since an episode is over only when its end is read
         (response,) = drain(box, requests(1, limit=200)).values()
-        assert response.completion.scores == {"accuracy": 1.0}
+        assert response.scores == {"accuracy": 1.0}
 
 
 RECIPE = {"temperature": 1.0, "top_p": 0.9, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "seed": 4, "stop": ["END"]}
@@ -170,7 +170,7 @@ def test_a_request_may_name_the_sampling_of_the_recipe(mailbox):
 @pytest.mark.parametrize(("ignore", "answered"), [(False, 0.0), (True, 5 / 6)])  # two answers are not one
 def test_other_sampling_is_refused_or_ignored_as_the_recipe_says(mailbox, ignore, answered):
     (done,) = drain(mailbox("other_sampling", sampling=Sampling(RECIPE, ignore)), requests(1, limit=200)).values()
-    assert done.completion.scores == {"accuracy": answered}
+    assert done.scores == {"accuracy": answered}
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 5), ("temperature", True), ("logprobs", True), ("min_p", 0.1)])
@@ -190,15 +190,15 @@ def test_64_agents_at_once_that_abuse_the_endpoint_are_served(mailbox):
 
 def test_a_limit_of_turns_refuses_what_comes_and_takes_the_last_score(mailbox):
     for response in drain(mailbox("goes_on", max_turns=3), requests(4, limit=200)).values():
-        assert response.completion.ended == "turns"
-        assert response.completion.scores == {"accuracy": 0.25}
-        assert sum(turn.who == MODEL for turn in response.completion.turns) == 3
+        assert response.ended == "turns"
+        assert response.scores == {"accuracy": 0.25}
+        assert sum(turn.who == MODEL for turn in response.turns) == 3
 
 
 @pytest.mark.whole
 def test_last_words_that_do_not_come_end_an_episode_at_its_limit_also_where_calls_have_less_time_than_these(mailbox):
     for response in drain(mailbox("overruns", max_turns=1, timeout=3.0), requests(4, limit=200)).values():
-        assert (response.completion.ended, response.completion.scores, response.reason) == ("turns", {}, None)
+        assert (response.ended, response.scores, response.reason) == ("turns", {}, None)
 
 
 @pytest.mark.whole
@@ -214,7 +214,7 @@ def test_last_words_that_do_not_come_end_an_episode_at_its_limit_also_where_call
 def test_an_agent_that_fails_costs_one_response(mailbox, agent, reason):
     found = drain(mailbox(agent, timeout=0.5), requests(4, limit=200))
     for response in found.values():
-        assert response.completion.finish is FinishReason.FAILED
+        assert response.finish is FinishReason.FAILED
         assert response.reason.startswith(f"environment: {reason}")
 
 
@@ -232,7 +232,7 @@ def test_a_program_plays_too(mailbox, tmp_path, more, scores, reason):
     (tmp_path / "agent.py").write_text(PROGRAM + more)
     found = drain(mailbox((sys.executable, str(tmp_path / "agent.py"))), requests(2, limit=200))
     for response in found.values():
-        assert response.completion.scores == scores
+        assert response.scores == scores
         assert (response.reason is None) if reason is None else response.reason.startswith(f"environment: {reason}")
 
 
@@ -278,7 +278,7 @@ def test_an_episode_taken_back_is_played_again_after_a_kill(mailbox, agent, turn
         first.pump(0.0)
     first.pump(0.0)
     found = {one.key.group: one for one in first.recall("train")}
-    parts = {n: from_tree(Partial, to_tree(one.partial())) for n, one in found.items()}
+    parts = {n: from_tree(Response, to_tree(one)) for n, one in found.items()}
     assert any(part.turns for part in parts.values())
     left = {n: part if len(part) else None for n, part in parts.items()}
     rest = drain(mailbox(agent), requests(4, limit=200, prefixes=left))
@@ -296,17 +296,16 @@ def test_an_agent_that_asks_otherwise_when_it_is_played_again_starts_anew(mailbo
     first.submit(requests(4, limit=200), lambda key: PROMPT)
     while not any(len(one.partial.turns) > 2 for one in first.episodes._episodes.values()):
         first.pump(0.0)
-    parts = {one.key.group: one.partial() for one in first.recall("train")}
+    parts = {one.key.group: one for one in first.recall("train")}
     left = {n: part if len(part) else None for n, part in parts.items()}
     again = mailbox("moody")
     found = drain(again, requests(4, limit=200, prefixes=left))
-    assert {one.completion.ended for one in found.values()} == {"done"}
+    assert {one.ended for one in found.values()} == {"done"}
     assert again.episodes.not_repeatable > 0
     assert "the agent's request 0 was another one when it was played again" in caplog.text
 
 
-def content(response):
-    made = response.completion
+def content(made):
     turns = [(turn.first, turn.stop, turn.who, turn.text) for turn in made.turns]
     return made.token_ids.tolist(), made.generated.tolist(), shown(made), turns, dict(made.scores)
 

@@ -375,7 +375,7 @@ def test_trls_rollouts_serve_as_many_passes_here(tmp_path) -> None:
     thrice = f"from trl import GRPOConfig\na = GRPOConfig({sizes}, num_iterations=3)"
     made, recipe = imported(thrice, "a.py", tmp_path)
     assert (recipe.learner.epochs_per_rollout, recipe.trainer.steps) == (3, 10)
-    assert "num_iterations = 3: later passes draw their minibatches anew here" in made.text
+    assert "num_iterations = 3: later passes draw their minibatches again here" in made.text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dapo.learner.experts import load_stats
 from dapo.metrics.stats import values
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.types.batch import Key, LearnStep, Partial, Row, SampleRequest, SamplingParams
+from dapo.types.batch import Key, LearnStep, Response, Row, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
 OBJECTIVE = clip_objective(low=0.2, high=0.28)
@@ -120,7 +120,7 @@ def prompts_of(count=3):
 def row_of(event, prompt, **options) -> Row:
     given = {"extra": dict(event.extra), "versions": event.versions} | options
     tokens = len(event.token_ids)
-    return Row(event.key.group, event.key.sample, prompt, event.token_ids, np.ones(tokens, bool), event.logprobs,
+    return Row(event.key.group, prompt, event.token_ids, event.key.sample, np.ones(tokens, bool), event.logprobs,
                loss_weight=0.01, advantage=1.0, **given)  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_tokens_that_other_weights_routed_anew_are_left_out_and_counted(folder):
     prompts = prompts_of(1)
     engine = EmbeddedEngine(load_model(folder, device="cpu"), record_routes=True)
     first = sampled(engine, prompts, 4)
-    carried = {key: Partial(e.token_ids, e.logprobs, e.versions, extra=e.extra) for key, e in first.items()}
+    carried = {key: Response(e.token_ids, e.logprobs, e.versions, extra=e.extra) for key, e in first.items()}
     assert all(e.finish is FinishReason.LENGTH for e in first.values())
     engine.version = 1
     second = sampled(engine, prompts, 12, carried)

@@ -15,7 +15,7 @@ from dapo.engines.inbox import check_idle, check_requests
 from dapo.engines.requests import Gate, ended_before, sequence_of
 from dapo.loop.sampling.collector import BatchShape, CollectorTiming, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
-from dapo.types.batch import Prompt, SampleEvent, SamplingParams, Score, Ticket, content_id
+from dapo.types.batch import Prompt, Response, SamplingParams, Score, Ticket, content_id
 from dapo.types.enums import FinishReason
 from dapo.types.seeds import derive_seed
 
@@ -50,8 +50,8 @@ class ScriptedEngine:
         self.requests += requests
         for r in requests:
             done = ended_before(r, self.clock)
-            self.ended += [done] if done else []
-            self.queue += [] if done else [[r, []]]
+            self.ended += [] if done is None else [done]
+            self.queue += [[r, []]] if done is None else []
         self.queue.sort(key=lambda entry: entry[0].priority)
 
     def _fill(self):
@@ -63,7 +63,7 @@ class ScriptedEngine:
 
     def _event(self, request, tokens, finish):
         n = len(tokens)
-        return SampleEvent(
+        return Response(
             key=request.key,
             token_ids=np.array(tokens, dtype=np.int64),
             logprobs=np.full(n, -1.0, dtype=np.float32),
@@ -118,7 +118,7 @@ class ScriptedEngine:
         named = set(self.present) if keys is None else set(keys)
         events = [event for event in self.ended if event.key in named]
         self.ended = [event for event in self.ended if event.key not in named]
-        events += [self._event(r, tokens, FinishReason.ABORTED) for r, tokens in everything if r.key in named]
+        events += [self._event(r, tokens, None) for r, tokens in everything if r.key in named]
         self.active = {key: value for key, value in self.active.items() if key not in named}
         self.queue = [entry for entry in self.queue if entry[0].key not in named]
         self.present -= {event.key for event in events}

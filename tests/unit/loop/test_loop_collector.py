@@ -60,7 +60,7 @@ def test_unfinished_responses_are_carried_with_the_version_of_each_token():
     )
     first = collector.collect(1)
     assert 0 not in ids(first)
-    held = len(collector.open[0].partials_G[0])
+    held = len(collector.open[0].completions_G[0])
     assert 0 < held < 20
     for step in range(2, 7):
         collector.engine.load(ticket(step - 1))

@@ -13,7 +13,7 @@ from players import HerePlayers, WordSpeech
 from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import MOST_LOSSES, Episodes
 from dapo.loop.sampling.rollouts import Rollouts, Texts
-from dapo.types.batch import MODEL, Key, Partial, SampleRequest, SamplingParams
+from dapo.types.batch import MODEL, Key, Response, SampleRequest, SamplingParams
 from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 from dapo.types.environment import NOT_HELD, Reply
@@ -87,10 +87,9 @@ def drain(subject, asked, at=lambda pumped: None):
     return found
 
 
-def content(response):
-    made = response.completion
+def content(made):
     turns = [(t.first, t.stop, t.who, t.reward, dict(t.facts)) for t in made.turns]
-    return (made.token_ids.tolist(), made.finish, made.ended, dict(made.scores), turns, response.reason)
+    return (made.token_ids.tolist(), made.finish, made.ended, dict(made.scores), turns, made.reason)
 
 
 def contents(found):
@@ -103,7 +102,7 @@ def test_a_group_is_scored_once_with_all_of_its_episodes_and_each_gets_its_own()
     asked = [question.members for question in players.asked if question.members]
     assert sorted(asked) == [tuple(Key("train", group, sample) for sample in range(SIZE)) for group in range(GROUPS)]
     for group in range(GROUPS):
-        made = [found[Key("train", group, sample)].completion for sample in range(SIZE)]
+        made = [found[Key("train", group, sample)] for sample in range(SIZE)]
         for own in made:
             better = sum(other.model_tokens < own.model_tokens for other in made)
             last = [turn for turn in own.turns if turn.who == MODEL][-1]
@@ -111,15 +110,15 @@ def test_a_group_is_scored_once_with_all_of_its_episodes_and_each_gets_its_own()
             assert (last.reward, last.facts) == (better / 10, {"group": SIZE}), "in place of what the episode said"
             if own.ended == "done":
                 assert own.turns[-1].text == "w8", "the last reply is recorded"
-    assert {one.completion.ended for one in found.values()} >= {"done"}
-    assert len({one.completion.scores["accuracy"] for one in found.values()}) > 2
+    assert {one.ended for one in found.values()} >= {"done"}
+    assert len({one.scores["accuracy"] for one in found.values()}) > 2
 
 
 def test_limits_end_an_episode_before_its_group_is_scored():
     found = drain(mailbox(HerePlayers(Counts, compare=rank), max_turns=2), requests())
-    assert {one.completion.ended for one in found.values()} == {"turns"}
-    lengths = [found[Key("train", 0, sample)].completion.model_tokens for sample in range(SIZE)]
-    scores = [found[Key("train", 0, sample)].completion.scores["accuracy"] for sample in range(SIZE)]
+    assert {one.ended for one in found.values()} == {"turns"}
+    lengths = [found[Key("train", 0, sample)].model_tokens for sample in range(SIZE)]
+    scores = [found[Key("train", 0, sample)].scores["accuracy"] for sample in range(SIZE)]
     assert scores == [sum(other < own for other in lengths) / 10 for own in lengths]
 
 
@@ -146,8 +145,8 @@ def test_a_group_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives):
         assert len(found) + len(subject.ended("train")) == GROUPS * SIZE
         assert subject.under_way("train") == 0
         assert_no_slot_is_kept(subject)
-        over = {key: one for key, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
-        parts = {key: from_tree(Partial, to_tree(one.partial())) for key, one in found.items() if key not in over}
+        over = {key: one for key, one in found.items() if one.finish is not None}
+        parts = {key: from_tree(Response, to_tree(one)) for key, one in found.items() if key not in over}
         left = {key: part if len(part) else None for key, part in parts.items()}
         again = subject if lives else mailbox(HerePlayers(Counts, compare=rank))
         rest = drain(again, [one for one in requests(left) if one.key in parts])
@@ -170,13 +169,13 @@ def test_held_episodes_have_left_the_engine():
 
 def test_an_episode_that_fails_is_left_out_and_the_others_are_compared():
     found = drain(mailbox(HerePlayers(Counts, compare=rank, odd="odd")), requests())
-    failed = {key for key, one in found.items() if one.completion.finish is FinishReason.FAILED}
+    failed = {key for key, one in found.items() if one.finish is FinishReason.FAILED}
     assert 0 < len(failed) < len(found)
     assert all("ValueError: odd" in found[key].reason for key in failed)
     for key, one in found.items():
         mates = sum(other.group == key.group and other not in failed for other in found)
         if key not in failed:
-            assert [turn for turn in one.completion.turns if turn.who == MODEL][-1].facts == {"group": mates}
+            assert [turn for turn in one.turns if turn.who == MODEL][-1].facts == {"group": mates}
 
 
 def test_scores_that_raise_cost_their_group_alone():
@@ -188,7 +187,7 @@ def test_scores_that_raise_cost_their_group_alone():
         return await rank(environments)
 
     found = drain(mailbox(HerePlayers(Counts, compare=picky)), requests())
-    failed = {key for key, one in found.items() if one.completion.finish is FinishReason.FAILED}
+    failed = {key for key, one in found.items() if one.finish is FinishReason.FAILED}
     assert len(failed) == SIZE
     assert len({key.group for key in failed}) == 1
     assert all("environment: exception: KeyError: 'gone'" in found[key].reason for key in failed)
@@ -233,7 +232,7 @@ def test_a_process_that_is_lost_again_and_again_costs_the_group_and_not_the_run(
 
     players._answer = lost
     found = drain(mailbox(players), requests())
-    failed = {key for key, one in found.items() if one.completion.finish is FinishReason.FAILED}
+    failed = {key for key, one in found.items() if one.finish is FinishReason.FAILED}
     assert failed == {Key("train", 1, sample) for sample in range(SIZE)}
     assert {found[key].reason for key in failed} == {f"environment: {NOT_HELD}"}
     assert sum(question.key.group == 1 and bool(question.members) for question in players.asked) == 1 + MOST_LOSSES

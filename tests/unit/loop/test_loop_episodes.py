@@ -22,7 +22,7 @@ from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts, Texts
 from dapo.processes.transport import HostSpec
-from dapo.types.batch import MODEL, Completion, Key, Partial, Prompt, SampleRequest, SamplingParams
+from dapo.types.batch import MODEL, Key, Prompt, Response, SampleRequest, SamplingParams
 from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Reply
@@ -58,8 +58,7 @@ def mailbox(players, slots=3, lag=2, stop=(), read=("accuracy",), speech=WordSpe
     return Rollouts(engine, None, texts, episodes)
 
 
-def content(response):
-    made = response.completion
+def content(made):
     turns = [(t.first, t.stop, t.who, t.text, t.reward, t.calls, t.cut, prompt_of(t)) for t in made.turns]
     return (made.token_ids.tolist(), made.generated.tolist(), made.finish, made.ended, dict(made.scores), turns)
 
@@ -70,8 +69,7 @@ def prompt_of(turn):
 
 def test_turns_and_replies_stand_in_one_row():
     found = drain(mailbox(HerePlayers(echo)), requests())
-    for response in found.values():
-        made = response.completion
+    for made in found.values():
         assert made.turns[0].who == "user"
         assert [turn.who for turn in made.turns][:3] == ["user", MODEL, "user"]
         assert [a.stop for a in made.turns] == [b.first for b in made.turns[1:]] + [len(made)]
@@ -83,10 +81,10 @@ def test_turns_and_replies_stand_in_one_row():
             else:
                 assert made.token_ids[turn.stop - 1] in STOPS or made.finish is FinishReason.LENGTH
                 assert not set(made.token_ids[turn.first : turn.stop - 1].tolist()) & set(STOPS)
-        assert response.new_tokens == made.model_tokens == made.generated.sum() < len(made)
+        assert made.new_tokens == made.model_tokens == made.generated.sum() < len(made)
         assert made.text == "\n".join(turn.text for turn in made.turns if turn.who == MODEL)
         assert made.final_text == [turn.text for turn in made.turns if turn.who == MODEL][-1]
-    assert {found[n].completion.ended for n in found} >= {"done"}
+    assert {found[n].ended for n in found} >= {"done"}
 
 
 def test_the_speed_of_an_environment_decides_nothing():
@@ -155,8 +153,8 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, spe
         assert sorted(found) == list(range(6))
         assert subject.under_way("train") == 0
         assert_no_slot_is_kept(subject)
-        over = {n: one for n, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
-        parts = {n: from_tree(Partial, to_tree(one.partial())) for n, one in found.items() if n not in over}
+        over = {n: one for n, one in found.items() if one.finish is not None}
+        parts = {n: from_tree(Response, to_tree(one)) for n, one in found.items() if n not in over}
         in_the_middle += sum(part.turn_start > 0 for part in parts.values())
         asked += sum(bool(part.turns) and part.turns[-1].who == MODEL for part in parts.values())
         again = subject if lives else mailbox(HerePlayers(echo), speech=speech)
@@ -173,7 +171,7 @@ def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives, spe
 def test_each_further_turn_finds_its_slot_and_no_lane_takes_those_of_another(speech):
     """Also where it has a prompt of its own: that begins as the turn before."""
     subject = mailbox(HerePlayers(echo, most=4), speech=speech)
-    turns = sum(len(one.completion.turns) // 2 for one in drain(subject, requests()).values())
+    turns = sum(len(one.turns) // 2 for one in drain(subject, requests()).values())
     opened = 6  # first turns, behind what the environment says first
     assert subject.engine.found == turns - opened > 6
     other = [replace(one, key=one.key._replace(lane="evaluate")) for one in requests()]
@@ -192,7 +190,7 @@ def test_each_further_turn_finds_its_slot_and_no_lane_takes_those_of_another(spe
 def test_what_the_model_is_given_to_read_is_counted_once():
     subject = mailbox(HerePlayers(echo, most=4))
     found = drain(subject, requests())
-    replies = [t.stop - t.first for one in found.values() for t in one.completion.turns if t.who != MODEL]
+    replies = [t.stop - t.first for one in found.values() for t in one.turns if t.who != MODEL]
     assert subject.episodes.given == 6 * len(PROMPT.token_ids) + sum(replies)
     other = [replace(one, key=one.key._replace(lane="evaluate")) for one in requests()]
     subject.submit(other, lambda key: PROMPT)
@@ -222,15 +220,15 @@ def test_a_state_is_restored_and_nothing_is_played_again():
     for _ in range(25):
         first.pump(0.0)
     found = {one.key.group: one for one in first.recall("train")}
-    over = {n: one for n, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
-    parts = {n: from_tree(Partial, to_tree(one.partial())) for n, one in found.items() if n not in over}
+    over = {n: one for n, one in found.items() if one.finish is not None}
+    parts = {n: from_tree(Response, to_tree(one)) for n, one in found.items() if n not in over}
     players = HerePlayers(Counting)
     rest = drain(mailbox(players), [one for one in requests(prefixes=parts) if one.key.group in parts])
     assert {n: content(one) for n, one in (over | rest).items()} == whole
     states = [one for one in players.asked if one.state is not None]
     assert any(part.turns for part in parts.values())
     assert states
-    assert all(turn.state is None for one in rest.values() for turn in one.completion.turns)
+    assert all(turn.state is None for one in rest.values() for turn in one.turns)
 
 
 def test_an_episode_that_is_answered_otherwise_when_it_is_played_again_starts_anew(caplog):
@@ -244,7 +242,7 @@ def test_an_episode_that_is_answered_otherwise_when_it_is_played_again_starts_an
     for _ in range(40):
         first.pump(0.0)
     found = {one.key.group: one for one in first.recall("train")}
-    parts = {n: one.partial() for n, one in found.items() if one.completion.finish is FinishReason.ABORTED}
+    parts = {n: one for n, one in found.items() if one.finish is None}
     parts = {n: part for n, part in parts.items() if part.turns}
     again = mailbox(HerePlayers(echo))
     rest = drain(again, [one for one in requests(limit=400, prefixes=parts) if one.key.group in parts])
@@ -257,40 +255,39 @@ def test_an_episode_that_is_answered_otherwise_when_it_is_played_again_starts_an
 
 def test_the_limit_of_turns_is_scored_or_truncates():
     found = drain(mailbox(HerePlayers(Mute), max_turns=2), requests(limit=400))
-    for response in found.values():
-        made = response.completion
+    for made in found.values():
         assert (made.finish, made.ended, made.scores) == (FinishReason.STOP, "turns", {"accuracy": 1.0})
         assert [turn.who for turn in made.turns] == [MODEL, "user", MODEL]
         assert sum(turn.reward for turn in made.turns) == 0.5
         assert made.turns[-1].facts == {"turn": 1}
     found = drain(mailbox(HerePlayers(Mute), max_turns=2, truncates_turns=True), requests(limit=400))
-    assert {one.completion.finish for one in found.values()} == {FinishReason.LENGTH}
+    assert {one.finish for one in found.values()} == {FinishReason.LENGTH}
 
 
 def test_spent_tokens_truncate_whoever_spent_them():
     found = drain(mailbox(HerePlayers(Mute), max_turns=30), requests(limit=24))
-    assert {one.completion.finish for one in found.values()} == {FinishReason.LENGTH}
-    assert {one.completion.scores["accuracy"] for one in found.values()} == {0.5}
-    assert {one.completion.ended for one in found.values()} <= {"tokens", "reply"}
-    assert all(one.completion.turns[-1].who == MODEL for one in found.values())
+    assert {one.finish for one in found.values()} == {FinishReason.LENGTH}
+    assert {one.scores["accuracy"] for one in found.values()} == {0.5}
+    assert {one.ended for one in found.values()} <= {"tokens", "reply"}
+    assert all(one.turns[-1].who == MODEL for one in found.values())
 
     class Long(Mute):
         def step(self, turn):
             return Reply(" ".join(["w5"] * 20))
 
     found = drain(mailbox(HerePlayers(Long)), requests(limit=24))
-    assert {one.completion.ended for one in found.values() if len(one.completion) < 24} == {"reply"}
+    assert {one.ended for one in found.values() if len(one) < 24} == {"reply"}
 
 
 def test_a_turn_has_a_limit_of_its_own():
     found = drain(mailbox(HerePlayers(Mute), max_turns=3, max_turn_tokens=4), requests(limit=400))
     for response in found.values():
-        own = [turn for turn in response.completion.turns if turn.who == MODEL]
+        own = [turn for turn in response.turns if turn.who == MODEL]
         assert max(turn.stop - turn.first for turn in own) <= 4
-        assert [turn.cut for turn in own] == [response.completion.token_ids[turn.stop - 1] not in STOPS for turn in own]
-        assert response.completion.finish is FinishReason.STOP
+        assert [turn.cut for turn in own] == [response.token_ids[turn.stop - 1] not in STOPS for turn in own]
+        assert response.finish is FinishReason.STOP
     found = drain(mailbox(HerePlayers(Mute), max_turn_tokens=4, truncates_tokens=True), requests(limit=400))
-    assert any(one.completion.finish is FinishReason.LENGTH for one in found.values())
+    assert any(one.finish is FinishReason.LENGTH for one in found.values())
 
 
 def test_a_long_reply_is_cut_or_refused():
@@ -300,7 +297,7 @@ def test_a_long_reply_is_cut_or_refused():
 
     found = drain(mailbox(HerePlayers(Long), max_turns=2, max_reply_tokens=6), requests(limit=100))
     for response in found.values():
-        (reply,) = [turn for turn in response.completion.turns if turn.who == "user"]
+        (reply,) = [turn for turn in response.turns if turn.who == "user"]
         assert (reply.stop - reply.first, reply.cut) == (6, True)
     refuses = mailbox(HerePlayers(Long), max_reply_tokens=6, refuses_long_replies=True)
     found = drain(refuses, requests(limit=100))
@@ -326,11 +323,11 @@ def test_an_environment_that_fails_costs_one_response(wrong, reason):
             return wrong(turn) if turn.number == 1 else Reply("w5")
 
     found = drain(mailbox(HerePlayers(Bad)), requests(limit=400))
-    assert {one.completion.finish for one in found.values()} == {FinishReason.FAILED}
+    assert {one.finish for one in found.values()} == {FinishReason.FAILED}
     assert all(one.reason.startswith(f"environment: {reason}") for one in found.values())
     ends = drain(mailbox(HerePlayers(Bad), ends_on_error=True), requests(limit=400))
-    assert {(one.completion.finish, one.completion.ended) for one in ends.values()} == {(FinishReason.STOP, "error")}
-    assert not any(one.completion.scores for one in ends.values())
+    assert {(one.finish, one.ended) for one in ends.values()} == {(FinishReason.STOP, "error")}
+    assert not any(one.scores for one in ends.values())
 
 
 def test_scores_that_no_reward_reads_are_refused():
@@ -348,10 +345,10 @@ def test_a_stop_string_looks_at_the_turn_alone():
     stop = ("w12",)
     found = drain(mailbox(HerePlayers(Ends), stop=stop), requests(limit=400, stop=stop))
     for response in found.values():
-        own = [turn for turn in response.completion.turns if turn.who == MODEL]
+        own = [turn for turn in response.turns if turn.who == MODEL]
         assert len(own) == 4
         for turn in own:
-            ids = response.completion.token_ids[turn.first : turn.stop].tolist()
+            ids = response.token_ids[turn.first : turn.stop].tolist()
             assert ids.index(12) == len(ids) - 1
             assert "w12" not in turn.text
 
@@ -362,17 +359,17 @@ def test_a_lane_without_an_environment_is_played_without_one():
     while subject.pump():
         pass
     (response,) = subject.ended("check")
-    assert len(response.completion) == 5
-    assert (response.completion.turns, response.completion.ended) == ((), None)
+    assert len(response) == 5
+    assert (response.turns, response.ended) == ((), None)
 
 
 def test_a_finished_episode_survives_a_checkpoint():
     for response in drain(mailbox(HerePlayers(echo)), requests()).values():
-        again = from_tree(Completion, to_tree(response.completion))
+        again = from_tree(Response, to_tree(response))
         for name in ("token_ids", "generated", "logprobs", "versions"):
-            assert np.array_equal(getattr(again, name), getattr(response.completion, name))
+            assert np.array_equal(getattr(again, name), getattr(response, name))
         for name in ("turns", "ended", "scores", "answer", "finish", "text"):
-            assert getattr(again, name) == getattr(response.completion, name)
+            assert getattr(again, name) == getattr(response, name)
 
 
 def test_environments_are_closed_once_whatever_happens():
@@ -413,8 +410,7 @@ def test_each_turn_has_the_conversation_as_it_is_written_then():
     subject = mailbox(HerePlayers(echo), speech=FreshWordSpeech)
     asked = asked_of(subject.engine)
     found = drain(subject, requests())
-    for response in found.values():
-        made = response.completion
+    for made in found.values():
         said, own = ["w5 w6"], [turn for turn in made.turns if turn.who == MODEL]
         for turn in made.turns:
             if turn.who == MODEL:
@@ -423,7 +419,7 @@ def test_each_turn_has_the_conversation_as_it_is_written_then():
             else:
                 assert turn.prompt_ids is None
                 said.append(turn.text)
-        mine = [request for request in asked if request.key == response.key]
+        mine = [request for request in asked if request.key == made.key]
         assert [request.prompt_ids.tolist() for request in mine] == list(map(prompt_of, own))
         assert len({request.seed for request in mine}) == len(mine)
         assert all(request.prefix is None for request in mine)
@@ -431,7 +427,7 @@ def test_each_turn_has_the_conversation_as_it_is_written_then():
         assert max(room) <= len(PROMPT.token_ids) + LIMIT
         spent = [LIMIT - turn.first for turn in own]
         assert all(request.sampling.max_tokens <= left for request, left in zip(mine, spent, strict=True))
-        assert response.new_tokens == made.model_tokens
+        assert made.new_tokens == made.model_tokens
 
 
 def test_a_prompt_that_leaves_no_token_ends_the_episode_by_its_reply():
@@ -440,9 +436,9 @@ def test_a_prompt_that_leaves_no_token_ends_the_episode_by_its_reply():
             return np.full(len(PROMPT.token_ids) + LIMIT + (len(messages) > 3) - 1, 5)
 
     found = drain(mailbox(HerePlayers(Mute), speech=Growing), requests())
-    assert {one.completion.ended for one in found.values()} <= {"reply", "tokens"}
-    assert any(one.completion.ended == "reply" for one in found.values())
-    assert all(one.completion.finish is FinishReason.LENGTH for one in found.values())
+    assert {one.ended for one in found.values()} <= {"reply", "tokens"}
+    assert any(one.ended == "reply" for one in found.values())
+    assert all(one.finish is FinishReason.LENGTH for one in found.values())
 
 
 def test_a_prompt_that_cannot_be_written_costs_the_response():
@@ -452,7 +448,7 @@ def test_a_prompt_that_cannot_be_written_costs_the_response():
 
     found = drain(mailbox(HerePlayers(Mute), speech=Refusing), requests())
     assert {one.reason for one in found.values()} == {"environment: prompt: no such role"}
-    assert all(one.completion.finish is FinishReason.FAILED for one in found.values())
+    assert all(one.finish is FinishReason.FAILED for one in found.values())
 
 
 def test_a_prompt_without_its_messages_is_refused_with_the_next_move():

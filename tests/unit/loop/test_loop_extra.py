@@ -9,7 +9,7 @@ from learner_rows import make_algorithm, make_groups, make_rows
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.errors import EngineError, HookError
 from dapo.loop.sampling.rollouts import Rollouts
-from dapo.types.batch import Completion, Key, Partial, SampleEvent, SampleRequest, SamplingParams
+from dapo.types.batch import Key, Response, SampleRequest, SamplingParams
 from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 
@@ -23,16 +23,16 @@ def routes(first: int, count: int) -> np.ndarray:
     return np.stack([places, places + 100], axis=1)
 
 
-def event(tokens: int, finish: FinishReason, **extra: np.ndarray) -> SampleEvent:
+def event(tokens: int, finish: FinishReason | None, **extra: np.ndarray) -> Response:
     numbers = np.zeros(tokens, np.float32)
-    return SampleEvent(KEY, np.arange(tokens), numbers, np.zeros(tokens, np.int32), finish, extra=extra)
+    return Response(np.arange(tokens), numbers, np.zeros(tokens, np.int32), finish, extra=extra, key=KEY)
 
 
 class OneAnswer:
     """An engine that ends or gives back each request with the event it is told."""
 
     def __init__(self) -> None:
-        self.next: SampleEvent | None = None
+        self.next: Response | None = None
 
     def submit(self, requests):
         self.requests = requests
@@ -58,32 +58,40 @@ def test_arrays_of_an_engine_are_joined_over_a_checkpoint(rollouts, tmp_path):
     """The prompt's part of `routes` comes with the first tokens; `bits` are of the response alone."""
     engine, mailbox = rollouts
     ask(mailbox)
-    engine.next = event(2, FinishReason.ABORTED, routes=routes(0, 5), bits=np.array([True, False]))
+    engine.next = event(2, None, routes=routes(0, 5), bits=np.array([True, False]))
     (part,) = mailbox.recall("train")
-    save_tree({"partial": to_tree(part.partial())}, tmp_path, "state")
-    carried = from_tree(Partial, load_tree(tmp_path, "state")["partial"])
+    save_tree({"partial": to_tree(part)}, tmp_path, "state")
+    carried = from_tree(Response, load_tree(tmp_path, "state")["partial"])
     assert carried.extra["routes"].dtype == np.int16
 
     ask(mailbox, carried)
     engine.next = event(3, FinishReason.STOP, routes=routes(5, 3), bits=np.array([True, True, True]))
     mailbox.pump()
     (whole,) = mailbox.ended("train")
-    assert len(whole.completion) == 5
-    save_tree({"completion": to_tree(whole.completion)}, tmp_path, "whole")
-    back = from_tree(Completion, load_tree(tmp_path, "whole")["completion"])
+    assert len(whole) == 5
+    save_tree({"completion": to_tree(whole)}, tmp_path, "whole")
+    back = from_tree(Response, load_tree(tmp_path, "whole")["completion"])
     np.testing.assert_array_equal(back.extra["routes"], routes(0, 8))
     np.testing.assert_array_equal(back.extra["bits"], [True, False, True, True, True])
+
+
+def test_a_poll_that_returns_what_did_not_end_is_refused(rollouts):
+    engine, mailbox = rollouts
+    ask(mailbox)
+    engine.next = event(2, None)
+    with pytest.raises(EngineError, match=r"without a finish"):
+        mailbox.pump()
 
 
 def test_a_part_without_new_tokens_keeps_what_was_there(rollouts):
     engine, mailbox = rollouts
     ask(mailbox)
-    engine.next = event(2, FinishReason.ABORTED, bits=np.array([True, False]))
+    engine.next = event(2, None, bits=np.array([True, False]))
     (part,) = mailbox.recall("train")
-    ask(mailbox, part.partial())
-    engine.next = event(0, FinishReason.ABORTED)
+    ask(mailbox, part)
+    engine.next = event(0, None)
     (again,) = mailbox.recall("train")
-    assert again.completion.extra["bits"].tolist() == [True, False]
+    assert again.extra["bits"].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -114,9 +122,9 @@ def test_an_engines_array_of_another_length_is_refused(rollouts, extra, expected
 def test_parts_that_do_not_fit_together_are_refused(rollouts, extra, expected):
     engine, mailbox = rollouts
     ask(mailbox)
-    engine.next = event(2, FinishReason.ABORTED, bits=np.array([True, False]))
+    engine.next = event(2, None, bits=np.array([True, False]))
     (part,) = mailbox.recall("train")
-    ask(mailbox, part.partial())
+    ask(mailbox, part)
     engine.next = event(1, FinishReason.STOP, **extra)
     mailbox.pump()
     with pytest.raises(EngineError, match=expected):

@@ -473,7 +473,7 @@ def test_a_run_tells_of_them_only_where_they_work_at_the_same_time(tmp_path, ove
 def test_staleness_by_hand():
     def row(versions, mask):
         n = len(versions)
-        return Row(0, 0, np.zeros(2, np.int32), np.zeros(n, np.int32), np.array(mask), np.zeros(n, np.float32),
+        return Row(0, np.zeros(2, np.int32), np.zeros(n, np.int32), 0, np.array(mask), np.zeros(n, np.float32),
                    np.array(versions, np.int32), 1.0, 1.0, False)  # fmt: skip
 
     found = staleness([[row([3, 4, 5], [True, True, False])], [row([5], [True])]], version=5)

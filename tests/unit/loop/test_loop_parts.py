@@ -15,7 +15,7 @@ from dapo.loop.sampling.account import wasted_seconds
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
-from dapo.types.batch import Completion, Group, Prompt, SamplingParams, Score, StepBatch, TensorSum
+from dapo.types.batch import Group, Prompt, Response, SamplingParams, Score, StepBatch, TensorSum
 from dapo.types.enums import FinishReason
 from dapo.types.protocols import Done
 from dapo.types.seeds import EVALUATION, TRAINING, derive_seed
@@ -23,7 +23,7 @@ from dapo.types.seeds import EVALUATION, TRAINING, derive_seed
 
 def make_group(gid, lengths, accuracies, truncated=()):
     completions = [
-        Completion(
+        Response(
             np.arange(n),
             np.full(n, -0.5, np.float32),
             np.zeros(n, np.int32),

@@ -11,7 +11,7 @@ from dapo.loop.sampling.texts import Texts
 from dapo.loop.sampling.turn_rows import present
 from dapo.metrics.phases import Phases
 from dapo.observe.tokens import select_for_tokens
-from dapo.types.batch import MODEL, Partial, Score, Turn
+from dapo.types.batch import MODEL, Response, Score, Turn
 from dapo.types.enums import Disposition, Verdict
 
 
@@ -133,7 +133,7 @@ def test_a_row_that_begins_later_in_its_episode_has_the_turns_from_there_on():
     turns = (Turn(0, 2, MODEL, "a"), Turn(2, 3, "tool", "b"), Turn(3, 5, MODEL, "c"), Turn(5, 6, "tool", "d"))
     generated = np.array([True, True, False, True, True, False])
     numbers = np.arange(6, dtype=np.float32)
-    whole = Partial(np.arange(6), numbers, np.arange(6), generated, extra={"own": numbers}, turns=turns)
+    whole = Response(np.arange(6), numbers, np.arange(6), generated=generated, extra={"own": numbers}, turns=turns)
     row = present(whole, 3)
     assert [(turn.first, turn.stop, turn.text) for turn in row.turns] == [(0, 2, "c"), (2, 3, "d")]
     for values in (row.token_ids, row.logprobs, row.versions, row.extra["own"]):

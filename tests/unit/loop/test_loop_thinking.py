@@ -13,7 +13,7 @@ from dapo.loop.sampling.episode import Limits
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts, Thinking
-from dapo.types.batch import MODEL, Completion, Group, Key, Prompt, SampleRequest, SamplingParams, Score
+from dapo.types.batch import MODEL, Group, Key, Prompt, Response, SampleRequest, SamplingParams, Score
 from dapo.types.codec import from_tree, to_tree
 from dapo.types.enums import FinishReason
 from dapo.types.environment import Reply
@@ -87,23 +87,23 @@ def test_what_is_not_closed_in_time_is_closed_and_goes_on():
     assert subject.under_way("train") == 2
     found = drain(subject)
     assert subject.under_way("train") == 0
-    forced, plain = found[0].completion, found[1].completion
+    forced, plain = found[0], found[1]
     sampled = [token(1, t) for t in range(12)]
     assert forced.token_ids.tolist() == [*sampled[:5], *FORCED, *sampled[8:]]  # token t is drawn at its own place
     assert forced.generated.tolist() == [True] * 5 + [False] * 3 + [True] * 4
     assert forced.logprobs.tolist() == [-1.0] * 5 + [0.0] * 3 + [-1.0] * 4
     assert set(forced.versions.tolist()) == {3}
-    assert (forced.finish, found[0].new_tokens, forced.thinking, forced.closed) == (FinishReason.LENGTH, 9, 8, True)
+    assert (forced.finish, forced.new_tokens, forced.thinking, forced.closed) == (FinishReason.LENGTH, 9, 8, True)
     assert forced.answer == " " + Numbers.decode(sampled[8:])
     assert plain.token_ids.tolist() == [token(8, t) for t in range(12)]  # it does not think
     assert plain.generated is None
-    assert (found[1].new_tokens, plain.thinking, plain.answer) == (12, 0, plain.text)
+    assert (plain.new_tokens, plain.thinking, plain.answer) == (12, 0, plain.text)
 
 
 def test_a_response_taken_back_anywhere_goes_on_as_if_it_had_not_been():
     whole = rollouts(budget=5)
     whole.submit([request(0)])
-    expected = drain(whole)[0].completion
+    expected = drain(whole)[0]
     tried = set()
     for turns in range(12):
         first = rollouts(budget=5)
@@ -112,17 +112,17 @@ def test_a_response_taken_back_anywhere_goes_on_as_if_it_had_not_been():
             if first.under_way("train"):
                 first.pump(0.0)  # one decode step
         taken = first.recall("train")
-        if taken[0].completion.finish is not FinishReason.ABORTED:
+        if taken[0].finish is not None:
             continue
-        tried.add(len(taken[0].completion))
-        assert taken[0].new_tokens == taken[0].completion.model_tokens
+        tried.add(len(taken[0]))
+        assert taken[0].new_tokens == taken[0].model_tokens
         second = rollouts(budget=5)
-        second.submit([request(0, prefix=taken[0].partial())])
+        second.submit([request(0, prefix=taken[0])])
         rest = drain(second)[0]
-        assert rest.new_tokens == 9 - taken[0].completion.model_tokens
-        assert rest.completion.token_ids.tolist() == expected.token_ids.tolist()
-        assert rest.completion.generated.tolist() == expected.generated.tolist()
-        assert (rest.completion.thinking, rest.completion.answer) == (expected.thinking, expected.answer)
+        assert rest.new_tokens == 9 - taken[0].model_tokens
+        assert rest.token_ids.tolist() == expected.token_ids.tolist()
+        assert rest.generated.tolist() == expected.generated.tolist()
+        assert (rest.thinking, rest.answer) == (expected.thinking, expected.answer)
     assert tried >= {0, 1, 4, 8, 9, 11}  # before, in and behind the forced tokens
 
 
@@ -165,15 +165,14 @@ def play(subject, prefix=None):
 
 def test_of_an_episode_each_turn_has_the_budget():
     subject = episodes()
-    found = play(subject)
-    made = found.completion
+    made = play(subject)
     own = [turn for turn in made.turns if turn.who == MODEL]
     assert len(own) == 3
     for turn in own:
         assert made.generated[turn.first : turn.stop].tolist() == [True] * 4 + [False] * 3 + [True] * 3
         ids = [token(1, t) for t in range(turn.first, turn.stop)]
         assert made.token_ids[turn.first : turn.stop].tolist() == [*ids[:4], *FORCED, *ids[7:]]
-    assert (made.thinking, made.closed, found.new_tokens) == (3 * 7, True, 3 * 7)
+    assert (made.thinking, made.closed, made.new_tokens) == (3 * 7, True, 3 * 7)
     assert subject.engine.found == 5  # each part but the first goes on behind a kept slot
     metrics = response_metrics([Group(0, PROMPT, [made, made], [Score({"accuracy": 1.0}, 1.0)] * 2)])
     assert metrics["response/thinking_forced_share"] == 1.0
@@ -182,7 +181,7 @@ def test_of_an_episode_each_turn_has_the_budget():
 @pytest.mark.parametrize("speech", [WordSpeech, FreshWordSpeech])
 @pytest.mark.parametrize("make", quick([NumberEngine, Late], [Late]))
 def test_an_episode_taken_back_anywhere_thinks_on_as_if_it_had_not_been(make, speech):
-    whole, lengths = play(episodes(speech=speech)).completion, set()
+    whole, lengths = play(episodes(speech=speech)), set()
     for turn in (turn for turn in whole.turns if turn.who == MODEL):
         assert whole.generated[turn.first : turn.stop].tolist() == [True] * 4 + [False] * 3 + [True] * 3
     for turns in range(1, 45):
@@ -192,11 +191,11 @@ def test_an_episode_taken_back_anywhere_thinks_on_as_if_it_had_not_been(make, sp
             first.pump(0.0)
         taken = first.recall("train") or first.ended("train")
         assert not first.engine.kept
-        if taken[0].completion.finish is not FinishReason.ABORTED:
+        if taken[0].finish is not None:
             continue
-        partial = taken[0].partial()
+        partial = taken[0]
         lengths.add(len(partial))
-        made = play(episodes(speech=speech), partial if len(partial) else None).completion
+        made = play(episodes(speech=speech), partial if len(partial) else None)
         assert made.token_ids.tolist() == whole.token_ids.tolist()
         assert made.generated.tolist() == whole.generated.tolist()
         assert (made.thinking, made.answer) == (whole.thinking, whole.answer)
@@ -210,12 +209,12 @@ def test_an_episode_taken_back_anywhere_thinks_on_as_if_it_had_not_been(make, sp
 def test_a_few_tokens_that_are_only_compared_are_left_alone():
     subject = rollouts(budget=5)
     subject.submit([request(0, limit=8)])
-    assert drain(subject)[0].completion.generated is None
+    assert drain(subject)[0].generated is None
 
 
 def completion(thinking, closed=True, generated=None):
     none = np.zeros(4)
-    return Completion(
+    return Response(
         none, none, none, FinishReason.STOP, "t", generated, answer="" if not closed else "a", thinking=thinking,
         closed=closed,
     )  # fmt: skip
@@ -229,8 +228,8 @@ def test_metrics_of_thinking_and_their_form_in_a_checkpoint():
     keys = ("tokens_mean", "unclosed_share", "forced_share")
     assert [metrics[f"response/thinking_{key}"] for key in keys] == [2.0, 0.25, 0.25]
     for one in made:
-        again = from_tree(Completion, to_tree(one))
+        again = from_tree(Response, to_tree(one))
         assert (again.answer, again.thinking, again.closed) == (one.answer, one.thinking, one.closed)
-    plain = Completion(none, none, none, FinishReason.STOP, "t")
+    plain = Response(none, none, none, FinishReason.STOP, "t")
     group = Group(0, group.prompt, [plain], [])
     assert not any("thinking" in key for key in response_metrics([group]))

@@ -5,7 +5,7 @@ import pytest
 
 from dapo.errors import CallbackError, RecipeError
 from dapo.observe.callbacks import Callbacks, as_callback
-from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.batch import Group, Prompt, Response, Score
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.events import Callback, CheckpointEvent, EndEvent, StartEvent, StepEvent
 
@@ -30,7 +30,7 @@ class Keeps(Callback):
 
 def group():
     ids = np.arange(4)
-    done = Completion(ids, np.zeros(4, np.float32), np.zeros(4, np.int32), FinishReason.LENGTH, "text")
+    done = Response(ids, np.zeros(4, np.float32), np.zeros(4, np.int32), FinishReason.LENGTH, "text")
     return Group(
         7,
         Prompt("id", "what the model saw", ids, "2 + 2", "4", "sums"),

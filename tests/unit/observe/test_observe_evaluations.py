@@ -17,7 +17,7 @@ from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
-from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.batch import Prompt, Response, Score
 from dapo.types.enums import FinishReason
 from dapo.types.evaluation import Evaluated
 
@@ -33,7 +33,7 @@ def response(dice, problem, sample):
     score = Score({"accuracy": float(answer == "3"), "format": 0.5}, 1.0, answer=answer)
     if dice.random() < 0.1:
         score = Score({"format": 0.5}, reason="timeout: 3 s")
-    return Evaluated("held", problem, sample, prompt, Completion(*tokens, finish, "text"), score)
+    return Evaluated("held", problem, sample, prompt, Response(*tokens, finish, "text"), score)
 
 
 @pytest.fixture

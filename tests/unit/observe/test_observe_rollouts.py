@@ -6,7 +6,7 @@ import pytest
 
 from dapo.errors import DataError
 from dapo.observe.rollouts import SCHEMA, read_rollouts, rollout_table, select_groups, write_rollouts
-from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.batch import Group, Prompt, Response, Score
 from dapo.types.enums import Disposition, FinishReason, Verdict
 
 
@@ -16,7 +16,7 @@ def prompt(text="1 + 1"):
 
 def completion(tokens, finish=FinishReason.STOP, text="two", version=3):
     n = len(tokens)
-    return Completion(
+    return Response(
         np.array(tokens, np.int64), np.full(n, -0.5, np.float32), np.full(n, version, np.int32), finish, text
     )
 

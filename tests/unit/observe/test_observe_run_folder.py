@@ -136,7 +136,7 @@ def test_backup_moves_aside_to_the_next_free_name(tmp_path):
 
 def test_open_finds_the_run_that_a_bare_name_means(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=r" is missing\. No run beside it or in runs\.$"):
+    with pytest.raises(RecipeError, match=r" is missing\. No run next to it or in runs\.$"):
         RunFolder.open("mine")
     mine = RunFolder.create("runs", "mine")
     mine.write(mine.resolved_recipe, "x")

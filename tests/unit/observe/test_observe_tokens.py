@@ -14,7 +14,7 @@ from dapo.errors import DataError
 from dapo.models.tiny import make_word_tokenizer
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import SCHEMA, Pieces, read_tokens, select_for_tokens, token_table, write_tokens
-from dapo.types.batch import Completion, Group, Prompt, Score, TokenTrace
+from dapo.types.batch import Group, Prompt, Response, Score, TokenTrace
 from dapo.types.enums import Disposition, FinishReason, Verdict
 
 WORDS = ("four", "+7", "=11")  # ids 3, 4, 5; <eos> is 1
@@ -27,7 +27,7 @@ def words():
 
 def group(number, disposition=Disposition.TRAINED, responses=((4, 1),)):
     completions = [
-        Completion(
+        Response(
             np.array(ids, np.int64),
             np.linspace(-1, -0.5, len(ids), dtype=np.float32),
             np.full(len(ids), 6, np.int32),

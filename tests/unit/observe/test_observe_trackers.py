@@ -10,7 +10,7 @@ from dapo.config.schema import TrackerSettings
 from dapo.errors import RecipeError
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.trackers import make_trackers
-from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.batch import Prompt, Response, Score
 from dapo.types.enums import FinishReason
 from dapo.types.evaluation import Evaluated, EvaluationResult
 from dapo.types.events import StartEvent, StepEvent
@@ -40,7 +40,7 @@ def test_named_trackers_get_numbers_by_further_names(tmp_path):
 
 def evaluated(text="the answer"):
     ids = np.arange(3)
-    done = Completion(ids, np.zeros(3, np.float32), np.zeros(3, np.int32), FinishReason.STOP, text)
+    done = Response(ids, np.zeros(3, np.float32), np.zeros(3, np.int32), FinishReason.STOP, text)
     prompt = Prompt("id", "2 + 2 =", ids, "2 + 2", "4", "held")
     return EvaluationResult(
         {"validation/accuracy": 1.0}, [Evaluated("held", 0, 0, prompt, done, Score({"accuracy": 1.0}, 1.0))]

@@ -23,7 +23,7 @@ from dapo.observe.prompts import write_prompts
 from dapo.observe.rollouts import write_rollouts
 from dapo.observe.samples import Sample, write_samples
 from dapo.observe.tokens import SCHEMA
-from dapo.types.batch import Completion, Group, Prompt, Score, content_id
+from dapo.types.batch import Group, Prompt, Response, Score, content_id
 from dapo.types.enums import Disposition, FinishReason, Verdict
 
 How = Literal["good", "collapsed", "unfilled", "crashed", "killed", "running", "interrupted"]
@@ -269,7 +269,7 @@ def make_group(
         finish = FinishReason.LENGTH if s == size - 1 and n % 2 else FinishReason.STOP
         logprobs = np.linspace(-1.5, -0.1, length, dtype=np.float32)
         ids, versions = np.arange(length, dtype=np.int64), np.full(length, step - 1, np.int32)
-        completions.append(Completion(ids, logprobs, versions, finish, said))
+        completions.append(Response(ids, logprobs, versions, finish, said))
     scores = [
         Score(reason="timeout: 10 s") if unscored else Score({"accuracy": float(c), "form": 0.5}, float(c) + 0.05)
         for c in correct

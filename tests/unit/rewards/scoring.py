@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dapo.rewards.compose import CompositeScorer
-from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.batch import Prompt, Response, Score
 from dapo.types.enums import FinishReason
 
 
@@ -15,17 +15,15 @@ def prompt(answer: str = "42", source: str = "set", **extra: Any) -> Prompt:
     return Prompt("id", "question", np.arange(3), "question", answer, source, extra)
 
 
-def completion(text: str) -> Completion:
+def completion(text: str) -> Response:
     n = 4
-    return Completion(
-        np.ones(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.int32), FinishReason.STOP, text=text
-    )
+    return Response(np.ones(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.int32), FinishReason.STOP, text=text)
 
 
 def score_all(scorer: CompositeScorer, texts: list[Any], of: Prompt | None = None) -> list[Score]:
     """Scores of all texts, or responses, in their order; every key must come back exactly once."""
     for index, text in enumerate(texts):
-        made = text if isinstance(text, Completion) else completion(text)
+        made = text if isinstance(text, Response) else completion(text)
         scorer.submit((5, index), of or prompt(), made)
     scores: dict[tuple[int, int], Score] = {}
     while len(scores) < len(texts):

@@ -14,7 +14,7 @@ from dapo.rewards import judges
 from dapo.rewards.compose import build_scorer
 from dapo.rewards.judges import Hasty, Verifier
 from dapo.rewards.simple import compile_pattern, find_answer, found_in
-from dapo.types.batch import Completion, Key, Prompt
+from dapo.types.batch import Key, Prompt, Response
 from dapo.types.enums import FinishReason
 
 ENDLESS = r"^((?:[-+=0-9 ]|[1+][1+])+)[xyz]$"
@@ -27,7 +27,7 @@ def prompt(answer="12"):
 
 def completion(text):
     none = np.empty(0)
-    return Completion(none.astype(np.int64), none.astype(np.float32), none.astype(np.int32), FinishReason.STOP, text)
+    return Response(none.astype(np.int64), none.astype(np.float32), none.astype(np.int32), FinishReason.STOP, text)
 
 
 def scores(scorer, texts, answer="12"):

@@ -8,7 +8,7 @@ import pytest
 from dapo.config.schema import DataSource
 from dapo.data import load_problems
 from dapo.rewards.task import reasoning_gym
-from dapo.types.batch import Completion, Prompt
+from dapo.types.batch import Prompt, Response
 from dapo.types.enums import FinishReason
 
 NO_GOLD_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
@@ -17,7 +17,7 @@ NO_GOLD_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube",
 
 def score(text: str, prompt: Prompt) -> float:
     none = np.zeros(0)
-    completion = Completion(
+    completion = Response(
         none.astype(np.int64), none.astype(np.float32), none.astype(np.int32), FinishReason.STOP, text
     )
     return reasoning_gym(prompt, completion)

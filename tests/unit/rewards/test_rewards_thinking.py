@@ -7,7 +7,7 @@ import pytest
 
 from dapo.config.schema import Reward
 from dapo.rewards.compose import build_scorer
-from dapo.types.batch import Completion, Key, Prompt
+from dapo.types.batch import Key, Prompt, Response
 from dapo.types.enums import FinishReason
 
 NONE = np.zeros(0)
@@ -23,7 +23,7 @@ def scores(reward, *responses):
     scorer, found = build_scorer([reward], tasks={"signed_sum"}), {}
     try:
         for number, (text, answer) in enumerate(responses):
-            made = Completion(NONE, NONE, NONE, FinishReason.STOP, text, answer=answer)
+            made = Response(NONE, NONE, NONE, FinishReason.STOP, text, answer=answer)
             scorer.submit(Key("train", 0, number), PROMPT, made)
         while len(found) < len(responses):
             found.update(scorer.poll(None))

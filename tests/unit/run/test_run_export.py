@@ -7,6 +7,7 @@ import stat
 
 import numpy as np
 import pytest
+from evaluated import evaluation
 from learner_here import LearnerHere
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
@@ -19,7 +20,17 @@ from dapo.errors import CheckpointError
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.run.export import export, model_card, public_name, tokenizer_class, write_generation_config, write_model
+from dapo.observe.evaluations import write_evaluation
+from dapo.observe.run_folder import RunFolder
+from dapo.run.export import (
+    card_rows,
+    export,
+    model_card,
+    public_name,
+    tokenizer_class,
+    write_generation_config,
+    write_model,
+)
 
 
 def learner_of(loaded):
@@ -60,7 +71,7 @@ def test_the_class_that_loads_the_tokenizer_as_training_used_it_is_found(tmp_pat
 def card(rows, tokenizer="AutoTokenizer", **model):
     recipe = recipe_from_dict(
         {
-            "model": {"path": "owner/base", **model},
+            "model": {"path": "owner/base"} | model,
             "data": {"train": [{"task": "signed_sum", "size": 8}]},
             "rewards": [{"name": "accuracy", "kind": "task"}],
         }
@@ -96,6 +107,37 @@ def test_a_model_card_hides_neither_unscored_responses_nor_a_tokenizer_that_auto
     assert "PreTrainedTokenizerFast.from_pretrained" in text
     assert "AutoTokenizer.from_pretrained" not in text
     assert "not evaluated" in card([])
+
+
+def test_a_card_of_a_run_without_held_out_results_has_the_accuracy_of_its_training():
+    text = card([{"step": 1, "reward/accuracy": 0.25}, {"step": 60, "reward/accuracy": 0.5}])
+    assert "training responses: 25.0% in step 1, 50.0% in step 60." in text
+
+
+def test_an_evaluation_that_the_metrics_lost_is_counted_from_its_responses(tmp_path):
+    """metrics.jsonl has step 4 without an accuracy; the file of its evaluation has three of four right."""
+    run = RunFolder(tmp_path / "run")
+    (run.path / "evaluations").mkdir(parents=True)
+    run.metrics.write_text('{"step": 4, "reward/accuracy": 0.5}\n')
+    for step in (4, 8):
+        write_evaluation(run.evaluation_file(step), step, evaluation([[1.0], [1.0], [1.0], [0.0]]))
+    (row,) = card_rows(run, 4)
+    assert (row["step"], row["validation/accuracy"], row["validation/problems"]) == (4, 0.75, 4)
+    text = card([row])
+    assert "| accuracy, sampled | 75.0% |" in text
+    assert "Sampled over 4 problems." in text
+    assert "95 %" not in text
+
+
+def test_a_model_that_a_supervised_run_left_is_named_by_what_was_trained(tmp_path):
+    run = tmp_path / "words-sft"
+    (run / "export").mkdir(parents=True)
+    given = {"model": {"path": "owner/base"}, "data": {"train": [{"task": "signed_sum"}]}}
+    (run / RESOLVED).write_text(recipe_from_dict(given).resolved)
+    assert public_name(str(run / "export")) == ("owner/base", True)
+    text = card([], path=str(run / "export"))
+    assert "base_model: owner/base" in text
+    assert "`owner/base`, after the supervised run `words-sft`, trained for 60 steps" in text
 
 
 class Asked:

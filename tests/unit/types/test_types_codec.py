@@ -26,11 +26,11 @@ from dapo.loop.sampling.account import Account
 from dapo.loop.sampling.groups import OpenGroup
 from dapo.loop.sampling.prompts import Refill
 from dapo.loop.sync_check import Healthy
-from dapo.types.batch import Completion, Group, Partial, Prompt, Score, Turn
+from dapo.types.batch import Group, Prompt, Response, Score, Turn
 from dapo.types.codec import NOT_SAVED, fill, from_tree, to_tree
 from dapo.types.enums import FinishReason
 
-SAVED = [Prompt, Turn, Partial, Completion, Score, Group, OpenGroup]
+SAVED = [Prompt, Turn, Response, Score, Group, OpenGroup]
 FILLED = [Greso, Refill, Account, Best, Healthy, Counters]
 FEW = settings(max_examples=20, deadline=None, phases=[Phase.generate])  # a smaller example takes minutes to find
 DTYPES = [np.dtype(name) for name in ("i1", "i4", "i8", "f4", "f8", "?")]
@@ -185,6 +185,12 @@ def test_damage_is_refused_by_the_name_of_its_field(place, damage, said, tmp_pat
         return
     with pytest.raises(CheckpointError, match=f"damaged: state.json does not hold .*{said}"), as_damage(folder):
         from_tree(Outer, tree)
+
+
+def test_what_no_file_holds_is_refused_when_it_is_saved(tmp_path):
+    for value in (b"ab", {1}, range(2)):
+        with pytest.raises(TypeError):
+            save_tree(to_tree({"a": value}), tmp_path, "state")
 
 
 @each("kind", [set, tuple[int, str], int | str | None])

@@ -11,7 +11,7 @@ from episode_rows import as_episode, by_turns
 from learner_rows import make_algorithm, rows_of
 
 from dapo.errors import HookError
-from dapo.types.batch import MODEL, Completion, Group, Prompt, Score, Turn
+from dapo.types.batch import MODEL, Group, Prompt, Response, Score, Turn
 from dapo.types.enums import FinishReason
 from dapo.types.row_parts import cut_row, joined_logprobs, parts_of, token_rows
 
@@ -40,7 +40,7 @@ def golden_groups():
         for row in range(4 * gid, 4 * gid + 4):
             count = LENGTHS[row]
             ids = 4 * row + np.arange(count) + 10
-            plain = Completion(ids, np.zeros(count, np.float32), np.zeros(count, np.int32), FinishReason.STOP)
+            plain = Response(ids, np.zeros(count, np.float32), np.zeros(count, np.int32), FinishReason.STOP)
             made.append(as_episode(plain, list(range(1, count)), [2] * (count - 1)))
         groups.append(Group(gid, asked, made, [Score({"accuracy": 1.0}, float(n)) for n in range(4)]))
     return groups

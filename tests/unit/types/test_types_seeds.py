@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from dapo.types.batch import Key, Partial, SampleRequest, SamplingParams
+from dapo.types.batch import Key, Response, SampleRequest, SamplingParams
 from dapo.types.seeds import derive_seed, derive_seeds, generator_seed, stream_keys, uniforms
 
 NONE = np.empty(0, np.int64)
 
 
 def request(made: int) -> SampleRequest:
-    prefix = Partial(np.arange(made), np.zeros(made, np.float32), np.zeros(made, np.int32)) if made else None
+    prefix = Response(np.arange(made), np.zeros(made, np.float32), np.zeros(made, np.int32)) if made else None
     return SampleRequest(Key("train", 0, 0), NONE, SamplingParams(8), 12345, prefix)
 
 
