@@ -73,6 +73,7 @@ def test_a_smaller_loss_is_better(tmp_path):
     view = compare_families(runs)[1]
     assert "held-out loss 0.520 at step 5" in view["said"]
     assert "−0.5 nats" in view["said"]
+    assert view["said"].endswith("better, which is shown.")
     assert view["tone"] == "good"
 
 
