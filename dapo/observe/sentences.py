@@ -441,7 +441,7 @@ def left_said(left: LeftInStep) -> str:
     have = f"{counted(left.groups, 'kept group')} of {left.wanted} and {counted(left.responses, 'unfinished response')}"
     if left.kept:
         return f"step {left.step} is left in its middle: a resume goes on with {have}"
-    return f"step {left.step} is left in its middle, without {have}: a resume samples it anew, to the same digits"
+    return f"step {left.step} is left in its middle, without {have}: a resume samples it again, to the same digits"
 
 
 def early_said(ending: DataEnded | NoGain) -> str:

@@ -363,7 +363,7 @@ class Rollouts:
     # ------------------------------------------------------------------ a stop in the middle of a step
 
     def suspended(self) -> dict[str, Any] | None:
-        """Return how the engine stands in the middle of training's responses; None: it cannot say so.
+        """Return the state of the engine in the middle of training's responses; None: it has none to give.
 
         To be called before ``recall``. Requests that go on behind what that returns, and ``resume``, then make the same
         tokens at the same steps as if nothing had happened.

@@ -11,11 +11,11 @@ import sys
 
 import pytest
 
-TYPES = {"dapo.types", *(f"dapo.types.{name}" for name in ("batch", "enums", "evidence", "extra", "sent"))}
+TYPES = {"dapo.types", *(f"dapo.types.{name}" for name in ("batch", "codec", "enums", "evidence", "extra", "sent"))}
 COMMON = {"dapo", "dapo.errors", "dapo.hooks", "dapo.system", "dapo.metrics", "dapo.metrics.names", *TYPES}
 REWARDS = (
     "amounts code code_runner function judges last_number latex marks math numbers question signatures simple symbolic "
-    "task text units worker",
+    "task compared_text units worker",
     "dapo.processes dapo.processes.wire "
     "dapo.sandbox dapo.sandbox.bubblewrap dapo.sandbox.select dapo.sandbox.fork_server dapo.sandbox.runs",
 )
