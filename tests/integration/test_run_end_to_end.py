@@ -22,6 +22,7 @@ from dapo.config.load import load_recipe
 from dapo.engines.embedded import EmbeddedEngine
 from dapo.errors import EngineError, SamplingStopped
 from dapo.loop.evaluation import Evaluator
+from dapo.loop.reinforcement import Reinforcement
 from dapo.metrics.glossary import lookup
 from dapo.observe.jsonl import read_jsonl
 from dapo.observe.metrics import MetricWriter, read_metrics, without_clock
@@ -189,7 +190,7 @@ def test_a_run_that_does_not_fill_and_one_that_fails_say_so(tmp_path, monkeypatc
         raise ValueError("two\nlines")
 
     seen = []
-    monkeypatch.setattr(Evaluator, "evaluate", failing)
+    monkeypatch.setattr(Reinforcement, "publish", failing)
     with pytest.raises(ValueError):
         resume(run, [])
     assert [s.state for s in seen] == ["running"]
@@ -296,7 +297,7 @@ def test_an_engine_that_fails_in_an_evaluation_leaves_the_step_whole(tmp_path, m
         return own(self)
 
     own = Evaluator.evaluate
-    monkeypatch.setattr(Evaluator, "evaluate", failing)
+    monkeypatch.setattr(Reinforcement, "publish", failing)
     with pytest.raises(EngineError, match="fell off the bus"):
         train(loaded)
     run = tmp_path / "run"
