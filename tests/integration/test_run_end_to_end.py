@@ -190,7 +190,7 @@ def test_a_run_that_does_not_fill_and_one_that_fails_say_so(tmp_path, monkeypatc
         raise ValueError("two\nlines")
 
     seen = []
-    monkeypatch.setattr(Reinforcement, "publish", failing)
+    monkeypatch.setattr(Reinforcement, "prepare", failing)
     with pytest.raises(ValueError):
         resume(run, [])
     assert [s.state for s in seen] == ["running"]
@@ -297,7 +297,7 @@ def test_an_engine_that_fails_in_an_evaluation_leaves_the_step_whole(tmp_path, m
         return own(self)
 
     own = Evaluator.evaluate
-    monkeypatch.setattr(Reinforcement, "publish", failing)
+    monkeypatch.setattr(Reinforcement, "prepare", failing)
     with pytest.raises(EngineError, match="fell off the bus"):
         train(loaded)
     run = tmp_path / "run"
