@@ -281,7 +281,7 @@ def test_an_engine_that_fails_stops_the_run_with_everything_kept(tmp_path, monke
     reached = read_metrics(run / "metrics.jsonl")[-1]["step"]
     assert reached == 2
     state = load_tree(run / "checkpoints" / f"step_{reached:06d}", "state")
-    assert sum(len(p["token_ids"]) for group in state["collector"]["open"] for p in group["partials_G"]) > 0
+    assert sum(len(p["token_ids"]) for group in state["collector"]["open"] for p in group["completions_G"] if p["finish"] is None) > 0
     assert resume(run, []) == 0
     assert_none_lost_or_doubled(run, 6)
 
@@ -297,7 +297,7 @@ def test_an_engine_that_fails_in_an_evaluation_leaves_the_step_whole(tmp_path, m
         return own(self)
 
     own = Evaluator.evaluate
-    monkeypatch.setattr(Reinforcement, "prepare", failing)
+    monkeypatch.setattr(Evaluator, "evaluate", failing)
     with pytest.raises(EngineError, match="fell off the bus"):
         train(loaded)
     run = tmp_path / "run"

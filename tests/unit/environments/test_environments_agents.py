@@ -294,7 +294,7 @@ def begun_turns(request):
 def test_an_agent_that_asks_otherwise_when_it_is_played_again_starts_anew(mailbox, caplog):
     first = mailbox("moody")
     first.submit(requests(4, limit=200), lambda key: PROMPT)
-    while not any(len(one.partial.turns) > 2 for one in first.episodes._episodes.values()):
+    while not any(len(one.response.turns) > 2 for one in first.episodes._episodes.values()):
         first.pump(0.0)
     parts = {one.key.group: one for one in first.recall("train")}
     left = {n: part if len(part) else None for n, part in parts.items()}

@@ -34,7 +34,7 @@ MODULES = {
 LIBRARIES = {"dapo.rewards.worker": {"numpy", "regex"}, "dapo.processes.served": {"numpy"}}
 SLOW = {"asyncio", "http.client", "multiprocessing", "ssl", "urllib.request"}
 """Parts of the standard library that cost as much as a library does."""
-ENGINE = "config errors hub metrics models processes rollout system types weights words"
+ENGINE = "config engines errors hub metrics models processes system types weights words"
 NO_ENGINE = {"math_verify", "matplotlib", "plotext", "pyarrow", "reasoning_gym", "rich", "typer", "vllm"}
 
 
