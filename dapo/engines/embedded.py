@@ -180,6 +180,7 @@ class EmbeddedEngine:
             passes.setdefault(id(prefilled), (prefilled, []))[1].append((name, row))
         return {
             "capacity": self.capacity,
+            "longest": self._longest,
             "model": self._model,
             "places": [[*key, number] for key, number in self._roster.places()],
             "cache": self._cache.state(),
@@ -198,7 +199,8 @@ class EmbeddedEngine:
     def resume(self, state: Mapping[str, Any]) -> bool:
         """Give the requests that decoded their slots again, with their keys and values."""
         places = {Key(*key): number for *key, number in state["places"]}
-        same = (state["capacity"], state["model"]) == (self.capacity, self._model)
+        made_for = state["capacity"], state.get("longest"), state["model"]  # other lengths have other pools
+        same = made_for == (self.capacity, self._longest, self._model)
         if not same or self._cache.fixed or len(self._roster) or not places.keys() <= set(self._inbox.queue.keys()):
             return False
         self._clear()

@@ -119,6 +119,22 @@ def test_an_engine_that_is_another_one_takes_the_requests_and_not_the_state(mode
         assert {event.key for event in iter_events(other)} == {each.key for each in left}
 
 
+@pytest.mark.parametrize(("before", "after"), [(2000, 400), (400, 2000)])
+def test_an_engine_for_other_lengths_has_other_pools_and_takes_the_requests_alone(model, before, after):
+    """Of 64, 256 and 2000 tokens in one, of 64 and 400 in the other."""
+    engine = EmbeddedEngine(model("llama"), slots=2, longest=before)
+    asked = replace(request(0, 0, max_tokens=330, stop_token_ids=()), key=Key("train", 0, 0))
+    engine.submit([asked])
+    steps_of(engine, 300)
+    state = engine.suspended()
+    (event,) = engine.abort()
+    other = EmbeddedEngine(model("llama"), slots=2, longest=after)
+    other.submit([replace(asked, prefix=event.behind(None))])
+    assert not other.resume(state)
+    (end,) = iter_events(other)
+    assert len(end.behind(event.behind(None))) == 330
+
+
 def iter_events(engine):
     while events := engine.poll():
         yield from events
