@@ -60,7 +60,8 @@ def _place(at: str) -> tuple[At, float | None]:
         place = float(value) if given else None
     except ValueError:
         place = math.nan
-    if what not in get_args(At) or (place is not None and not 0 < place < math.inf):
+    possible = place is None or (0 < place < math.inf and (what == "tokens" or place.is_integer()))
+    if what not in get_args(At) or not possible:
         raise typer.BadParameter(f"{at!r} is none of steps, tokens, steps=40, tokens=2e6", param_hint="--at")
     return cast(At, what), place
 

@@ -194,7 +194,7 @@ def _families(runs: Sequence[RunContents], by: str, left_out: dict[str, str]) ->
         value = settings.pop(by, "none")
         groups.setdefault(f"{by}={value}", []).append(Course(run, label, (family_of(dict(settings)), seed)))
     if not known:
-        near = nearest(by)[:1] or ["learner.learning_rate"]
+        near = [name for name in nearest(by) if name != by] or ["learner.learning_rate"]  # a section has its own name
         raise RecipeError(f"--by {by}: no recipe of these runs has such a setting; expected one such as {near[0]}")
     if len(groups) == 1 and not by and len({course.pair for course in _all(groups)}) < len(runs):
         return {course.label: [course] for course in _all(groups)}  # the same run twice: on two machines, say

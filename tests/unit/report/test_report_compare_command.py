@@ -84,4 +84,7 @@ def test_what_it_cannot_compare_is_refused_with_the_next_move(runs, capsys):
     assert "holds no run" in said(capsys, "runs/low-1", "elsewhere", code=2)
     assert "steps=40" in said(capsys, "runs", "--at", "hours", code=2)
     assert "steps=40" in said(capsys, "runs", "--at", "steps=-1", code=2)
+    assert "steps=40" in said(capsys, "runs", "--at", "steps=1.5", code=2)
     assert "--by" in said(capsys, "runs", "--by", "learner.learning", code=2)
+    section = said(capsys, "runs", "--by", "learner", code=2)
+    assert section.split("such as ")[1].split()[0] == "learner.learning_rate"  # another name than the refused one
