@@ -33,7 +33,7 @@ def columns_of(prompts: Iterable[Prompt]) -> list[dict[str, str]]:
     for source, answer, row in rows:
         for name, value in row.items():
             values[source, name][value] += 1
-            repeats[source, name] += value == answer
+            repeats[source, name] += value is not None and _as_answer(value) == _as_answer(answer)
     chosen: dict[str, list[str]] = defaultdict(list)
     for (source, name), found in values.items():
         few = 2 <= len(found) <= MOST_VALUES and found.total() >= LEAST_PROBLEMS * len(found)
@@ -61,6 +61,14 @@ def _short(value: object) -> str | None:
     if isinstance(value, int | float):
         return str(int(value)) if abs(value) <= LARGEST and value == int(value) else None
     return utf8(value.strip()) if isinstance(value, str) and len(value) <= LONGEST else None
+
+
+def _as_answer(text: str) -> str:
+    """Return a text in a form that is equal for "7" and "7.0", for "True" and "true", and for "B" and " b"."""
+    try:
+        return repr(float(text))
+    except ValueError:
+        return text.strip().casefold()
 
 
 # ---------------------------------------------------------------------------------------------------- evaluations

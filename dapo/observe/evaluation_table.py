@@ -57,7 +57,8 @@ def table(shown: Shown) -> RenderableType:
         grid.add_column(Text(clean(name, newlines=False)), justify="right")
     for title, cells in _rows(columns):
         if any(cells):
-            grid.add_row(title, *(Text(cell or "–", style="bold" if title == "accuracy" else "") for cell in cells))
+            plain = Text(shorten(clean(title, newlines=False), 80))  # names of columns are the data's: no markup
+            grid.add_row(plain, *(Text(cell or "–", style="bold" if title == "accuracy" else "") for cell in cells))
     lines = [
         Text(f"{clean(name, newlines=False)}: most were unscored because of {shorten(clean(why, newlines=False), 160)}")
         for name, why in shown.reasons.items()

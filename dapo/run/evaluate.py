@@ -128,7 +128,7 @@ def shown_as(model: str, step: int | None, samples: int, result: EvaluationResul
     keys = dict.fromkeys(key for metrics in sets.values() for key in metrics)
     mean = {key: result.metrics[f"validation/{key}"] for key in keys if f"validation/{key}" in result.metrics}
     for value, accuracy in accuracy_by_value(held_out_of(result.responses)).items():
-        sets[value.set][f"{BY_VALUE}{value}"] = accuracy
+        sets[value.set][f"{BY_VALUE}{value.column} = {value.value}"] = accuracy  # whole: shortened ones may be equal
     return Shown(model, step, samples, sets, mean, result.reasons)
 
 

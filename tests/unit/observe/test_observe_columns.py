@@ -53,6 +53,15 @@ def test_a_column_counts_if_a_few_short_values_divide_the_problems(values, count
     assert names([{"c": value} for value in values]) == ["c"] * counts
 
 
+@pytest.mark.parametrize(
+    ("values", "answers"),
+    [([7, 8], ["7", "8"]), (["7.0", "8.0"], ["7", "8"]), ([7, 8], ["7.0", "8.0"]), ([True, False], ["True", "False"])],
+)
+def test_a_column_that_repeats_the_answer_in_another_form_does_not_count(values, answers):
+    assert names([{"c": value} for value in values * 4], answers=answers * 4) == []
+    assert names([{"c": value} for value in values * 4], answers=answers[::-1] * 4) == ["c"]
+
+
 def test_values_are_those_of_the_data_and_missing_ones_are_left_out():
     rows = columns_of(prompts([{"level": 3.0, "hard": True, "topic": None}, {"level": 2, "hard": False}] * 4))
     assert rows[:2] == [{"level": "3", "hard": "true"}, {"level": "2", "hard": "false"}]

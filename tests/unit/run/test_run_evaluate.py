@@ -65,6 +65,21 @@ def test_accuracy_by_a_column_of_the_data(models, tmp_path, capsys):
     assert "accuracy where level = 2" in capsys.readouterr().out
 
 
+def test_columns_of_the_data_are_shown_as_they_are_and_none_replaces_another(models, tmp_path, capsys):
+    """Names in brackets are no markup; two values whose shortened names are equal both have their number."""
+    data, long = tmp_path / "mine.jsonl", "c" * 50
+    values = ["[/b] " + "v" * 20 + end for end in "xy"]
+    columns = [{long: values[n % 2], "t": "[red]"[n % 2 :]} for n in range(8)]
+    rows = [{"problem": f"{n} + 1 =", "answer": str(n + 1), **own} for n, own in enumerate(columns)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded, _ = evaluation_recipe(str(models[0]), [str(data)], {}, [*MORE, "rewards.0.pattern='^'"])
+    evaluate(loaded, as_json=True)
+    found = json.loads(capsys.readouterr().out)["sets"]["mine"]
+    assert {f"accuracy where {long} = {value}" for value in values} <= set(found)
+    evaluate(loaded)
+    assert "accuracy where t = [red]" in capsys.readouterr().out
+
+
 @pytest.mark.whole
 def test_every_answer_is_kept_and_a_later_model_is_compared_with_them(models, tmp_path, capsys):
     kept = tmp_path / "answers.jsonl"
