@@ -281,7 +281,15 @@ def test_an_engine_that_fails_stops_the_run_with_everything_kept(tmp_path, monke
     reached = read_metrics(run / "metrics.jsonl")[-1]["step"]
     assert reached == 2
     state = load_tree(run / "checkpoints" / f"step_{reached:06d}", "state")
-    assert sum(len(p["token_ids"]) for group in state["collector"]["open"] for p in group["completions_G"] if p["finish"] is None) > 0
+    assert (
+        sum(
+            len(p["token_ids"])
+            for group in state["collector"]["open"]
+            for p in group["completions_G"]
+            if p["finish"] is None
+        )
+        > 0
+    )
     assert resume(run, []) == 0
     assert_none_lost_or_doubled(run, 6)
 
