@@ -102,7 +102,7 @@ class Family:
     key: str
     name: str
     labels: list[str]  # of all its runs
-    values: list[Course]  # of those that are compared
+    compared: list[Course]  # of these, what has a value
     mean: Estimate
     difference: Difference | None = None
 
@@ -122,7 +122,7 @@ class Comparison:
     @property
     def reference(self) -> str:
         """Name of the family that the others are compared with; "" for none."""
-        return next((family.name for family in self.families if family.values), "")
+        return next((family.name for family in self.families if family.compared), "")
 
 
 def compare_runs(
@@ -163,11 +163,11 @@ def compare_runs(
         if measure and not measure.loss:  # an accuracy; of a single run the ends are and stay nan
             mean = replace(mean, low=max(mean.low, 0.0), high=min(mean.high, 1.0))
         families.append(Family(key, name, [course.label for course in group], values, mean))
-    having = [family for family in families if family.values]
+    having = [family for family in families if family.compared]
     for family in having[1:]:
         assert measure is not None  # or there would be no values
         family.difference = _difference(having[0], family, measure, confidence, by)
-    notes = [*_notes([course for family in having for course in family.values], at, place)]
+    notes = [*_notes([course for family in having for course in family.compared], at, place)]
     if measure and measure.key == "validation/accuracy":
         notes += _other_problems(having)
     return Comparison(measure, at, place, confidence, families, left_out, notes)
@@ -319,7 +319,7 @@ def _notes(compared: Sequence[Course], at: At, place: float) -> Iterator[str]:
 
 def _other_problems(families: Sequence[Family]) -> Iterator[str]:
     """Yield that families were evaluated on other problems, or in another way."""
-    recipes = [family.values[0].run.recipe for family in families]
+    recipes = [family.compared[0].run.recipe for family in families]
     asked = [
         (one.data.validation, one.validation.limit, one.validation.temperature, one.validation.top_p)
         for one in recipes
@@ -334,8 +334,8 @@ def _other_problems(families: Sequence[Family]) -> Iterator[str]:
 
 def _difference(first: Family, other: Family, measure: Measure, confidence: float, by: str) -> Difference | None:
     """Return a difference in pairs of equal seeds, else of means, else of two evaluations; None for none of these."""
-    before = {one.pair: one.value for one in first.values}
-    after = {one.pair: one.value for one in other.values}
+    before = {one.pair: one.value for one in first.compared}
+    after = {one.pair: one.value for one in other.compared}
     fewer = min(len(before), len(after))
     pairs = [after[pair] - before[pair] for pair in before if pair in after]
     if len(pairs) > 1 and (len(pairs) >= FEWEST or 2 * len(pairs) > fewer):
@@ -345,7 +345,7 @@ def _difference(first: Family, other: Family, measure: Measure, confidence: floa
         found = difference_of_means(list(before.values()), list(after.values()), confidence)
         seeds, how = fewer, "over unequal seeds"
     elif len(before) == len(after) == 1 and measure.key == "validation/accuracy":
-        return _of_two_runs(first.values[0], other.values[0], bool(pairs))
+        return _of_two_runs(first.compared[0], other.compared[0], bool(pairs))
     elif len(before) == len(after):
         return None
     else:

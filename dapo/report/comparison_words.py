@@ -36,9 +36,9 @@ def said_of(found: Comparison, family: Family) -> str:
     """Return the sentences of a family: its result, its difference from the first, and its runs that are left out."""
     missing = [f"{label}: {found.left_out[label]}" for label in family.labels if label in found.left_out]
     left_out = f"Left out: {'; '.join(missing)}." if missing else ""
-    if found.measure is None or not family.values:
+    if found.measure is None or not family.compared:
         return left_out if found.measure else ""
-    values, form = [one.value for one in family.values], number if found.measure.loss else percent
+    values, form = [one.value for one in family.compared], number if found.measure.loss else percent
     spread = f", mean of {len(values)} seeds ({form(min(values))} to {form(max(values))})" if len(values) > 1 else ""
     said = f"{found.measure.name} {form(family.mean.mean)} at {place_said(found)}{spread}"
     if family.difference is not None:
@@ -114,7 +114,7 @@ def _family(family: Family) -> dict[str, Any]:
                 "seed": one.run.seed,
                 "value": _rounded(one.value),
             }
-            for one in family.values
+            for one in family.compared
         ],
         "mean": _rounded(family.mean.mean),
         "low": _rounded(family.mean.low),
@@ -149,7 +149,7 @@ def table_lines(found: Comparison) -> list[str]:
         rows += [
             (
                 family.name,
-                f"{len(family.values)} of {len(family.labels)}",
+                f"{len(family.compared)} of {len(family.labels)}",
                 form(family.mean.mean),
                 f"{form(family.mean.low)} to {form(family.mean.high)}" if math.isfinite(family.mean.low) else "",
             )

@@ -157,9 +157,8 @@ class StreamingCollector:
         self.rolled_back = False  # by ``give_up``: ``state()`` is the one from before this collection
         self._before: dict[str, Any] | None = None  # that state; None: its batch was handed to the learner
         self._restored = False  # loaded from a state, perhaps with other settings
-        self._at: Literal["poll", "judge", "pause"] | None = (
-            None  # what ``collect`` may wait for; None: it is not there
-        )
+        self._at: Literal["poll", "judge", "pause"] | None = None
+        """What ``collect`` may wait for now; None: nothing has begun."""
         self._suspended: dict[str, Any] | None = None  # how a stop left the engine and the scores
         self._paused = True  # the engine holds nothing of ours
         self._environment_before: Metrics = {}  # counts of environments when the last step ended

@@ -205,10 +205,10 @@ def test_at_equal_tokens_a_value_between_two_evaluations_lies_on_their_line(tmp_
     fast = with_tokens("b", 1, 400, {0: 0.0, 10: 0.4, 20: 0.8})  # 4,000 and 8,000
     found = compare_runs([slow, fast], at="tokens")
     assert found.place == 2000
-    assert [family.values[0].value for family in found.families] == pytest.approx([0.7, 0.2])
+    assert [family.compared[0].value for family in found.families] == pytest.approx([0.7, 0.2])
     assert found.notes == ["longer: b-1 to 8,000 generated tokens"]
     at = compare_runs([slow, fast], at="tokens", place=1500)
-    assert [family.values[0].value for family in at.families] == pytest.approx([0.6, 0.15])
+    assert [family.compared[0].value for family in at.families] == pytest.approx([0.6, 0.15])
     beyond = compare_runs([slow, fast], at="tokens", place=5000)
     assert beyond.left_out == {"a-1": "its last held-out accuracy is of step 20"}
     uncounted = compare_runs([run_of(tmp_path, "c", 1, {10: 0.5}), slow, fast], at="tokens")
