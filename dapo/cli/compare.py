@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 
@@ -16,8 +16,7 @@ from dapo.config.yaml_files import RESOLVED
 from dapo.errors import RecipeError
 from dapo.observe.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from dapo.report.comparison import At
+At = Literal["steps", "tokens"]
 
 
 def compare(
@@ -56,8 +55,6 @@ def compare(
 
 def _place(at: str) -> tuple[At, float | None]:
     """Return what is equal, and where; None: the place is found."""
-    from dapo.report.comparison import At
-
     what, given, value = at.partition("=")
     try:
         place = float(value) if given else None
@@ -66,7 +63,7 @@ def _place(at: str) -> tuple[At, float | None]:
     possible = place is None or (0 < place < math.inf and (what == "tokens" or place.is_integer()))
     if what not in get_args(At) or not possible:
         raise typer.BadParameter(f"{at!r} is none of steps, tokens, steps=40, tokens=2e6", param_hint="--at")
-    return cast("At", what), place
+    return cast(At, what), place
 
 
 def _folders(given: Sequence[str]) -> Iterator[Path]:
