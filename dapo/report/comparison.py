@@ -34,9 +34,12 @@ LONGER = 1.1
 TOKENS = "counters/generated_tokens"
 OF_PROBLEMS = 0.95
 """Confidence of the interval of two single runs, which is over their problems."""
+_PROBLEMS = ("data.validation", "sft.validation", "validation.limit")
+_SAMPLING = ("validation.temperature", "validation.top_p")
+"""Settings of an evaluation: which problems are asked, and how they are answered."""
 
 At = Literal["steps", "tokens"]
-Verdict = Literal["better", "worse", "not shown", "too few seeds"]
+Verdict = Literal["better", "worse", "not shown", "too few seeds", "other problems"]
 
 
 class Measure(NamedTuple):
@@ -168,7 +171,7 @@ def compare_runs(
         assert measure is not None  # or there would be no values
         family.difference = _difference(having[0], family, measure, confidence, by)
     notes = [*_notes([course for family in having for course in family.compared], at, place)]
-    if measure and measure.key == "validation/accuracy":
+    if measure and measure.key != "reward/accuracy":
         notes += _other_problems(having)
     return Comparison(measure, at, place, confidence, families, left_out, notes)
 
@@ -318,14 +321,19 @@ def _notes(compared: Sequence[Course], at: At, place: float) -> Iterator[str]:
 
 
 def _other_problems(families: Sequence[Family]) -> Iterator[str]:
-    """Yield that families were evaluated on other problems, or in another way."""
+    """Yield that families were evaluated otherwise than the first; a difference on other problems shows nothing."""
     recipes = [family.compared[0].run.recipe for family in families]
-    asked = [
-        (one.data.validation, one.validation.limit, one.validation.temperature, one.validation.top_p)
-        for one in recipes
-        if one is not None
+    settings = [{} if recipe is None else settings_of(recipe) for recipe in recipes]
+    changed = [
+        {path for path in own.keys() | settings[0].keys() if own.get(path) != settings[0].get(path)}
+        if own and settings[0]
+        else set()
+        for own in settings
     ]
-    if any(one != asked[0] for one in asked[1:]):
+    for family, paths in zip(families, changed, strict=True):
+        if family.difference is not None and any(path.startswith(_PROBLEMS) for path in paths):
+            family.difference = replace(family.difference, verdict="other problems")
+    if any(path.startswith((*_PROBLEMS, *_SAMPLING)) for paths in changed for path in paths):
         yield "evaluated on other problems or in another way: data.validation, or validation.limit, temperature, top_p"
 
 

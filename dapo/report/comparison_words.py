@@ -70,8 +70,8 @@ def verdict_said(found: Comparison, family: Family) -> str:
         return ""
     if change.verdict in ("better", "worse"):
         return f"{change.verdict}, which is shown"
-    if change.verdict == "not shown":
-        return "not shown"
+    if change.verdict in ("not shown", "other problems"):
+        return change.verdict
     if change.seeds > 1 or math.isnan(change.estimate.low):
         return f"too few seeds ({FEWEST} needed)"
     words: dict[Tone, str] = {"good": "better, by one run each", "bad": "worse, by one run each"}
@@ -83,7 +83,7 @@ def tone_of(found: Comparison, family: Family) -> Tone:
     change = family.difference
     if change is None or found.measure is None or not (change.estimate.low > 0 or change.estimate.high < 0):
         return ""
-    if change.verdict == "too few seeds" and change.seeds > 1:
+    if change.verdict == "other problems" or (change.verdict == "too few seeds" and change.seeds > 1):
         return ""
     return "good" if (change.estimate.mean < 0) == found.measure.loss else "bad"
 

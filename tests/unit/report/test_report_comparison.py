@@ -1,5 +1,7 @@
 """Recipes against one another: names by what differs, and intervals that were worked out by hand."""
 
+import shutil
+
 import pytest
 from evaluated import evaluation
 
@@ -250,11 +252,30 @@ def test_families_are_named_by_their_runs_and_by_what_their_recipes_gave(tmp_pat
     ]
 
 
-def test_other_held_out_problems_are_told(tmp_path, make_run):
-    data = {"train": [{"task": "signed_sum"}], "validation": [{"task": "signed_sum", "seed": 9, "size": 40}]}
-    other = {**data, "validation": [{"task": "signed_sum", "seed": 9, "size": 50}]}
-    runs = [read_run(make_run(tmp_path / str(n), settings={"data": each})) for n, each in enumerate((data, other))]
-    assert "evaluated on other problems" in compare_runs(runs).notes[0]
+def test_a_difference_on_other_held_out_problems_has_no_verdict(tmp_path, make_run):
+    train = [{"task": "signed_sum"}]
+
+    def of(name, seed, size=40, problems=9, **validation):
+        data = {"train": train, "validation": [{"task": "signed_sum", "seed": problems, "size": size}]}
+        return read_run(
+            make_run(tmp_path / f"{name}-{seed}", seed=seed, settings={"data": data, "validation": validation})
+        )
+
+    def compared(*others):
+        found = compare_runs([of("first", 1), of("first", 2), *others])
+        difference = found.families[-1].difference
+        assert difference is not None
+        shutil.rmtree(tmp_path / "first-1")
+        shutil.rmtree(tmp_path / "first-2")
+        return difference.verdict, any("evaluated on other problems" in note for note in found.notes)
+
+    assert compared(of("size", 1, size=50), of("size", 2, size=50)) == ("other problems", True)
+    assert compared(of("warm", 1, temperature=0.5), of("warm", 2, temperature=0.5)) == ("too few seeds", True)
+    learner = {"learning_rate": 1e-5}
+    high = [read_run(make_run(tmp_path / f"high-{seed}", seed=seed, settings={"learner": learner})) for seed in (1, 2)]
+    plain = [read_run(make_run(tmp_path / f"plain-{seed}", seed=seed)) for seed in (1, 2)]
+    found = compare_runs([*plain, *high])
+    assert (found.families[-1].difference.verdict, found.notes) == ("too few seeds", [])
 
 
 def test_an_unreadable_recipe_takes_no_names_from_the_others_and_states_are_said(tmp_path, make_run):
