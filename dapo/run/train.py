@@ -353,8 +353,14 @@ def _load(trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, 
     saved = trainer.load(checkpoints.path())
     before, now = saved["facts"], trainer.facts
     if before.get("recipe"):
-        for change in changed_since(before["recipe"], loaded.recipe):
+        changes = changed_since(before["recipe"], loaded.recipe)
+        for change in changes:
             console.say(f"other than at the checkpoint: {change.sentence()}")
+        if any(change.path.startswith("rewards") for change in changes):
+            console.warn(
+                "responses that were scored before this resume keep their scores: a batch may hold groups of the old "
+                "and of the new rewards"
+            )
     if before.get("validation", now["validation"]) != now["validation"]:
         console.warn(
             "the held-out problems are not those that this run was measured on so far (other problems, answers or "

@@ -56,6 +56,14 @@ def test_the_best_one_is_exported_and_evaluated(run, tmp_path):
     assert "it needs a run" in refused.stderr
 
 
+def test_a_resume_with_other_rewards_says_that_old_scores_stay(tmp_path):
+    recipe = write_recipe(tmp_path)
+    dapo("train", recipe, "trainer.steps=1")
+    told = "responses that were scored before this resume keep their scores"
+    assert told not in dapo("train", "--resume", tmp_path / "run", "trainer.steps=2").stderr
+    assert told in dapo("train", "--resume", tmp_path / "run", "trainer.steps=3", "rewards.1.weight=0.05").stderr
+
+
 # ---------------------------------------------------------------- signals in the middle of steps
 
 
