@@ -274,7 +274,7 @@ class CompositeScorer:
             total += reward.weight * outcome[reward.name]
         for name in unknown:
             values.pop(name, None)
-        if ACCURACY not in values and not reasons:
+        if ACCURACY not in values and not reasons and self._rewards:
             reasons.append(f"accuracy: no reward called accuracy applies to the source {pending.source!r}")
         if not 0.0 <= values.get(ACCURACY, 0.0) <= 1.0:
             theirs = any(each.name == ACCURACY and each.kind == "environment" for each in self._rewards)
