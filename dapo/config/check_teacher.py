@@ -62,8 +62,8 @@ def _as_advantage(r: Recipe) -> Broken:
     if loss in ("clip_cov", "kl_cov"):
         yield (
             f"{_TEACHER}.term",
-            f"gives each token an advantage of its own, and loss.kind: {loss} marks tokens by the response's; set term: "
-            "loss, or loss.kind: clip",
+            f"gives each token an advantage of its own, and loss.kind: {loss} marks tokens by the response's; set "
+            "term: loss, or loss.kind: clip",
         )
     if correction == "mask_off_policy":
         yield (

@@ -362,7 +362,7 @@ def build_scorer(
         names = Counter(r.name for r in rewards if source is None or r.sources is None or source in r.sources)
         where = "" if source is None else f" for the source {source!r}"
         overlapping = source is None and any(reward.sources for reward in rewards)
-        if not names[ACCURACY]:
+        if rewards and not names[ACCURACY]:
             raise RewardError(
                 f"no reward is called `accuracy`{where}; the keep rule needs one. Found: {', '.join(names)}"
             )
