@@ -46,7 +46,9 @@ class RankStage:
         RankPlace(rank, Shape(ranks), rendezvous, 120.0).join(torch.device("cpu"))
         self.held = {}
 
-    def make(self, number: int, model: dict, learner: dict, objective: str, shape: Shape, reference=None, **teachers) -> None:
+    def make(
+        self, number: int, model: dict, learner: dict, objective: str, shape: Shape, reference=None, **teachers
+    ) -> None:
         place = RankPlace(self.rank, shape, "", 120.0)
         self.held[number] = make_worker(
             place,
