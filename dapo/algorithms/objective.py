@@ -127,8 +127,10 @@ class Objective:
         return found
 
     def terms(self, inputs: LossInputs, entropy_coefficient: float = 0.0) -> Tensor | None:
-        """``kl_coefficient`` KL - ``entropy_coefficient`` H of every token [tokens], and a teacher's term, to be added
-        to L under the same weights, whatever the advantage; 0 where no loss is carried. None where there is no term.
+        """``kl_coefficient`` KL - ``entropy_coefficient`` H of every token [tokens], and a teacher's term.
+
+        They are added to L under the same weights, whatever the advantage; 0 where no loss is carried. None: there is
+        no term.
         """
         taught = None if self.teacher is None else self.teacher.loss(inputs)
         if not (self.kl_coefficient or self.entropy_term):

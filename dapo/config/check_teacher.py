@@ -1,4 +1,4 @@
-"""Who teaches by a recipe, and settings of ``algorithm.teacher`` that contradict others."""
+"""The teachers of a recipe, and settings of ``algorithm.teacher`` that contradict others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_teacher(r: Recipe) -> Broken:
         if any("://" in path for path in paths):
             yield (
                 f"{_TEACHER}.{key}",
-                "names a server; teachers are loaded beside the learner: give a folder or hub name",
+                "names a server; the learner loads teachers: give a folder or hub name",
             )
         elif not all(path.strip() for path in paths):
             yield f"{_TEACHER}.{key}", "names no model; give a folder, a GGUF file or a hub name"

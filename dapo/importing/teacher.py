@@ -8,7 +8,7 @@ from dapo.importing.common import DS
 from dapo.importing.reading import Reading, SourceValue
 
 _TEACHER = "algorithm.teacher"
-_ELSEWHERE = "a teacher is not elsewhere here, but beside the learner"
+_ELSEWHERE = "the learner holds the teacher here"
 
 
 def nemo(r: Reading) -> bool:
@@ -88,7 +88,7 @@ def _why(teachers: int, mode: str, estimator: str | None) -> str:
         return f"{teachers} teachers are named; algorithm.teacher.by_source has one for each data source"
     if estimator is None:
         return f"{mode} compares more than the sampled token"
-    return "beside rewards verl clips its advantage apart from theirs, and only k1 is one here"
+    return "with rewards verl clips its advantage apart from theirs, and only k1 is one here"
 
 
 def _put(r: Reading, path: SourceValue, coefficient: SourceValue | None, *founds: SourceValue) -> None:

@@ -153,7 +153,7 @@ class TeacherSection(Section):
     """Where the reverse KL of a token acts. ``advantage``: log p_teacher - log p_student, a constant, is added to the
     token's advantage. ``loss``: an estimate of KL(student, teacher) is added to the loss, past clip and correction."""
     coefficient: Factor = 1.0
-    """Multiplies the term. It acts beside rewards, or alone where no reward has a weight (``rewards: []``)."""
+    """Multiplies the term. It acts along with rewards, or alone where no reward has a weight (``rewards: []``)."""
     estimator: Literal["k1", "k2", "k3"] = "k2"
     """For ``term: loss``; docs/losses.md has the formulas. The mean gradient of k2 is that of the reverse KL."""
     offload: Annotated[bool, FREE] = False
