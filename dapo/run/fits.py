@@ -68,7 +68,7 @@ def check_engine_fits(recipe: Recipe, facts: ModelFacts, tokenizer: Any, longest
     engine = Deployment(recipe).engine
     if engine == "vllm" and missing_package(recipe) is None and not torch.cuda.is_available():
         check_experts(facts, cuda=False)  # without the package this machine would not start it anyway
-    if engine != "embedded" or is_builtin(facts.name):
+    if not Deployment(recipe).engine_facts.ours or is_builtin(facts.name):
         return []
     model, dtype = recipe.model, torch_dtype(recipe.model.dtype)
     structure = load_structure(facts.name, dtype, tokenizer, trust_remote_code=model.trust_remote_code)
