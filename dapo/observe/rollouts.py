@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
-from dapo.observe.tables import Write, named_values, numbers, offsets_of, ragged, repeated, texts, write_table_file
+from dapo.observe.tables import Write, named_values, offsets_of, ragged, repeated, table_of, texts, write_table_file
 from dapo.types.batch import Group, Response
 from dapo.types.enums import Disposition, Verdict
 
@@ -122,11 +122,7 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
         "disposition": per_group([group.disposition for group in groups]),
         "unscored": texts([score.reason for score in scores]),
     }
-    arrays = [
-        column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)
-        for field in SCHEMA
-    ]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+    return table_of(SCHEMA, columns)
 
 
 def _turns(completion: Response) -> list[dict[str, Any]] | None:
@@ -199,7 +195,7 @@ def _per_response(groups: Sequence[Group], name: str) -> pa.Array:
         np.full(len(group.completions_G), np.nan) if values is None else values
         for group, values in zip(groups, given, strict=True)
     ]
-    return numbers(np.concatenate(rows) if rows else [], pa.float64())
+    return pa.array(np.concatenate(rows) if rows else [], type=pa.float64(), from_pandas=True)
 
 
 def _voters(groups: Sequence[Group]) -> pa.Array:

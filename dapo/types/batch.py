@@ -315,6 +315,10 @@ class Group:
     rewards_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)  # scaled + penalty; nan: unscored
     advantages_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)  # 0 for non-voters
 
+    def pairs(self) -> list[tuple[Response, Score]]:
+        """Return each response with its score."""
+        return list(zip(self.completions_G, self.scores_G, strict=True))
+
     def accuracies(self) -> NDArray[np.float64]:
         """Accuracy of each response, nan where unscored."""
         return np.array([s.values["accuracy"] if s.scored else np.nan for s in self.scores_G], dtype=np.float64)
