@@ -338,8 +338,8 @@ class Group:
 class SamplingParams:
     """How tokens are drawn. temperature 0 means greedy.
 
-    >>> SamplingParams(max_tokens=1024, top_p=0.7).neutral
-    False
+    >>> SamplingParams(max_tokens=1024, top_p=0.7).temperature
+    1.0
     """
 
     max_tokens: int  # limit of the whole response, prefix included
@@ -348,11 +348,6 @@ class SamplingParams:
     top_k: int = 0  # 0: off
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # texts that end a response with the token that completes one
-
-    @property
-    def neutral(self) -> bool:
-        """True when sampling is from the untruncated softmax, so the sampler's numbers are the policy's."""
-        return self.top_p >= 1.0 and self.top_k == 0 and self.temperature > 0.0
 
 
 @dataclass(frozen=True, slots=True)

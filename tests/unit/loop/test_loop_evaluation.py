@@ -280,7 +280,7 @@ def test_a_held_out_set_of_which_nothing_can_be_scored_stops_the_run_before_trai
     recorded = []
     subject = evaluator(lambda p, s: Score(reason="exception: KeyError: 'level'"), sets=("easy", "hard"))
     with pytest.raises(RewardError) as stopped:
-        FirstStep(subject, recorded, tmp_path).run()
+        next(FirstStep(subject, recorded, tmp_path).each_step())
     reason = "exception: KeyError: 'level'"
     assert stopped.value.evidence == SilentEvidence({"easy": reason, "hard": reason}, engine=False)
     assert re.match(
