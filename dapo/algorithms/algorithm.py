@@ -175,8 +175,7 @@ class Algorithm:
         """
         for group in batch.finished:
             self.shape_group(group)
-        voting = self._voting(batch.groups_P)
-        found = {of: joined_logprobs(voting, arrays) for of, arrays in logprobs.items()}
+        found = {of: joined_logprobs(self._voting(batch.groups_P), arrays) for of, arrays in logprobs.items()}
         references = found.get("reference", {})
         batch.metrics |= self.sum_metrics(batch.groups_P)
         if self.kl_in_reward:

@@ -221,7 +221,7 @@ class Response(SentByValue):
             logprobs=np.concatenate([prefix.logprobs, self.logprobs]),
             versions=np.concatenate([prefix.versions, self.versions]),
             generated=None if plain else np.concatenate([prefix.sampled, self.sampled]),
-            extra=self._extra_behind(prefix),
+            extra=self._extra_behind(prefix) if self.extra or prefix.extra else {},
             turns=prefix.turns,
         )
 
@@ -441,6 +441,8 @@ class Row(TokenRow):
     part: int = 0  # index of the row in its response; an episode has several where turns have prompts of their own
 
     def __post_init__(self) -> None:
+        if not self.extra:
+            return
         problem = extra_problem(self.extra, prompt=len(self.prompt_ids), response=len(self.token_ids))
         if problem is not None:
             raise HookError(f"response {self.sample} of group {self.group}: {problem}")
