@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,11 +89,7 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
     scores = [score for group in groups for score in group.scores_G]
     sizes = [len(group.completions_G) for group in groups]
     offsets = offsets_of(completion.token_ids for completion in completions)
-
-    def per_group(values: list[str | None]) -> pa.Array:
-        """Return a column whose value is the same for all responses of a group: made once a group."""
-        return repeated(values, sizes)
-
+    per_group = partial(repeated, sizes=sizes)  # a column whose value is the same for all responses of a group
     columns: dict[str, Any] = {
         "step": np.full(len(completions), step),
         "born": np.repeat([group.born for group in groups], sizes),
