@@ -10,10 +10,11 @@ from dapo.types.batch import Group, Metrics
 ValidationSets = Mapping[str, Sequence[Group]]
 """By name of a validation set, a group for each of its problems, in order; ``Group.id`` is the problem's index.
 
-A greedy response comes after the sampled ones; the ``sample`` of its key is ``GREEDY``.
+A greedy response comes after the sampled ones.
 """
 
 GREEDY = -1
+"""Of a greedy response the ``sample`` of its key."""
 
 
 @dataclass(frozen=True, slots=True)

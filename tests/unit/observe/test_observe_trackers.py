@@ -153,7 +153,9 @@ def test_wandb_run_goes_on_under_its_saved_id_and_shows_answers(tmp_path, monkey
     ((_, options),) = wandb.of("init")
     assert (options["id"], options["resume"], options["project"]) == ("abc123", "allow", "dapo")
     ((_, table),) = wandb.of("Table")
-    assert dict(zip(table["columns"], table["data"][0], strict=True))["response"] == "the answer"
+    row = dict(zip(table["columns"], table["data"][0], strict=True))
+    said = {"step": 4, "set": "held", "problem": "2 + 2", "gold answer": "4", "response": "the answer"}
+    assert row == said | {"accuracy": 1.0, "tokens": 3, "truncated": False, "greedy": False}
     logged = [args[0] for args, _ in run.of("log")]
     assert logged[0] == {"step": 4, "train/loss": 1.0}
     assert set(logged[1]) == {"step", "answers"}
