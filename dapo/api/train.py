@@ -24,7 +24,7 @@ from dapo.loop.reinforcement import Reinforcement
 from dapo.observe.callbacks import as_callback
 from dapo.run.given import Given
 from dapo.run.train import Opened, Steps, begin, go_on
-from dapo.types.events import StepEvent, frozen, groups_seen
+from dapo.types.events import StepEvent, sealed
 
 LIVE = {
     "learner.learning_rate",
@@ -210,7 +210,7 @@ class Trainer:
         except BaseException:
             self._steps = None
             raise
-        return StepEvent(done.step, frozen(done.metrics), groups_seen(done.finished))
+        return StepEvent(done.step, sealed(done.metrics), sealed(done.finished))
 
     @property
     def recipe(self) -> Recipe:

@@ -44,11 +44,6 @@ class EpochStream:
         self._sources = tuple(dict.fromkeys(prompt.source for prompt in prompts))
 
     @property
-    def epoch(self) -> int:
-        """Epochs completed."""
-        return self._epoch
-
-    @property
     def progress(self) -> float:
         """Epochs, the share of the one at hand included."""
         return self._epoch + self._position / len(self._prompts)

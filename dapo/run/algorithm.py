@@ -101,13 +101,16 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         ratio_against=ratio_against(recipe),
         refresh_every=a.reference.refresh_every,
         passes=Passes(recipe.learner.minibatch_prompts, recipe.learner.epochs_per_rollout, recipe.run.seed),
+        entropy_coefficient=a.entropy_coefficient,
         entropy=make_entropy_control(recipe),
     )
 
 
-def make_entropy_control(recipe: Recipe) -> EntropyControl:
-    """Return the coefficient of the entropy term, which is fixed or adapts."""
+def make_entropy_control(recipe: Recipe) -> EntropyControl | None:
+    """Return what adapts the coefficient of the entropy term; None: it is fixed."""
     control = recipe.algorithm.entropy_control
+    if control.target is None:
+        return None
     return EntropyControl(recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max)
 
 
@@ -259,7 +262,7 @@ def make_objective(recipe: Recipe) -> Objective:
         _loss(recipe),
         kl_coefficient=kl_in_loss(recipe),
         kl_estimator=recipe.algorithm.kl_estimator,
-        entropy=make_entropy_control(recipe).used,
+        entropy=bool(recipe.algorithm.entropy_coefficient) or recipe.algorithm.entropy_control.target is not None,
     )
 
 

@@ -233,11 +233,6 @@ class Episodes:
         own = {"not_repeatable": float(self.not_repeatable), "waited": self.waited, "given_tokens": float(self.given)}
         return {**self.players.counters(), **own}
 
-    def close(self) -> None:
-        """Close all episodes."""
-        self._episodes.clear()
-        self.players.close()
-
     def _waited_for(self, episode: EpisodeState, look: Callable[[], None] | None = None) -> Answer:
         """Return the answer to an episode's question; see ``Rollouts.look``.
 

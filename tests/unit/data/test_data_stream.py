@@ -60,7 +60,7 @@ def test_every_prompt_once_per_epoch_and_then_the_end(
         assert len(chunk) == take or len(got) + len(chunk) == count * epochs
         got += texts(chunk)
     assert stream.take(1) == []
-    assert stream.epoch == epochs
+    assert stream.progress == epochs
     everything = sorted(texts(prompts(count)))
     for epoch in range(epochs):
         assert sorted(got[epoch * count : (epoch + 1) * count]) == everything

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exchanges import by_folder
 from learner_here import LearnerHere
 from learner_rows import learn, make_rows
 from quick import quick
@@ -40,7 +41,6 @@ from dapo.models.tiny import make_tiny_model
 from dapo.models.weight_files import read_weights
 from dapo.run.export import write_adapter, write_model
 from dapo.types.batch import Key, SampleRequest, SamplingParams, TokenRow
-from dapo.weights.exchange import WeightExchange
 from dapo.weights.routes import receive
 
 DOUBLE = torch.float64
@@ -369,7 +369,7 @@ def test_engines_that_share_the_tensors_sample_from_the_adapted_model(tmp_path, 
             np.testing.assert_allclose(found, event.logprobs, atol=2e-5)
         randomise(learner, seed=version + 1, scale=0.2)
     engine.load(learner.publish(2))
-    if kind == "embedded" and engine.decoder_name == "fused":
+    if kind == "embedded" and engine.decoder.name == "fused":
         with torch.no_grad():
             layer(learner).lora_B["default"].weight.mul_(1.5)
         with pytest.raises(EngineError, match="qkv"):
@@ -384,7 +384,7 @@ def test_an_adapter_that_is_sent_by_itself_is_what_the_learner_computes_with(fol
     """W x + B' (A x) with nothing but what is published: the layer's own output, and the scale is in B'."""
     learner = randomise(make(folder, dtype=dtype, rank=4, lora_alpha=8.0, use_rslora=True))
     learner.loaded.sends_adapter = True
-    sending = LearnerDriver(WorkerHere(learner.worker), WeightExchange.by_folder(tmp_path / "weights"))
+    sending = LearnerDriver(WorkerHere(learner.worker), by_folder(tmp_path / "weights"))
     ticket = sending.publish(3)
     found = dict(read_weights(Path(ticket.address)))
     assert set(found) == set(ticket.names)
