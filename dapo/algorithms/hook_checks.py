@@ -1,7 +1,7 @@
 """Functions of the user, held to their contract in every call: keep rule, shaping, advantage, loss, extra arrays.
 
-``checked`` and ``checked_loss`` stand before a function, with its own signature. What it returned is read by a function
-below, which refuses a result that would train something else than its author meant.
+``checked`` and ``checked_objective`` stand before a function, with its own signature. What it returned is read by a
+function below, which refuses a result that would train something else than its author meant.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.algorithms.losses import LossInputs
-from dapo.algorithms.objective import Loss, StepRow
+from dapo.algorithms.objective import Loss, Need, Objective, StepRow
 from dapo.errors import DapoError, HookError, of_the_machine
 from dapo.hooks import user_line
 from dapo.metrics.names import name_problem
@@ -34,7 +34,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def checked(function: Callable[..., Any], setting: str, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the user with ``read(result, *arguments)`` behind it.
+    """Return a function of the user whose result ``read(result, *arguments)`` reads.
 
     It gets copies of small arrays, so that it cannot change what a run records.
 
@@ -54,14 +54,21 @@ def checked(function: Callable[..., Any], setting: str, name: str, read: Callabl
     return call
 
 
-def checked_loss(function: Loss, setting: str, name: str, needs: frozenset[str]) -> Loss:
-    """Return a loss of the user, whose ``Objective`` has ``needs``, with its check.
+def checked_objective(objective: Objective, setting: str, name: str) -> Objective:
+    """Return an objective of the user whose loss, and maker of extra arrays, are checked; as ``checked``."""
+    extra = None if objective.extra is None else checked(objective.extra, setting, name, read_extra)
+    return replace(objective, loss=_checked_loss(objective, setting, name), extra=extra)
+
+
+def _checked_loss(objective: Objective, setting: str, name: str) -> Loss:
+    """Return the loss of an objective with its check.
 
     Types, shapes and devices are compared in every call. Values and gradients are read in one call alone, since reading
     them waits for the device.
     """
     looked = False  # at values and gradients
     names: set[str] | None = None  # of its flags
+    function, needs = objective.loss, objective.needs
 
     @wraps(function)
     def call(inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -157,7 +164,7 @@ def read_loss(found: Any, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tens
     return loss, flags
 
 
-def _look(loss: Tensor, inputs: LossInputs, needs: frozenset[str]) -> None:
+def _look(loss: Tensor, inputs: LossInputs, needs: frozenset[Need]) -> None:
     """Read the values of a loss and its gradients, which must be finite and of what the run differentiates by."""
     at_loss = torch.where(inputs.loss_mask, loss, 0.0)
     if (at := _first_bad(at_loss)) is not None:
@@ -182,7 +189,7 @@ def _look(loss: Tensor, inputs: LossInputs, needs: frozenset[str]) -> None:
         )
 
 
-def _with_own_gradient(inputs: LossInputs, needs: frozenset[str]) -> LossInputs:
+def _with_own_gradient(inputs: LossInputs, needs: frozenset[Need]) -> LossInputs:
     """Return inputs whose gradients can be asked for without running the model's backward pass.
 
     The log-probabilities are copied, with the same gradient. An entropy without a gradient gets one of its own, which
@@ -228,7 +235,7 @@ def _tensors(inputs: LossInputs) -> dict[str, Tensor]:
 
 
 class _Refused(Exception):
-    """What a function returned and what was expected."""
+    """A result that was refused: what it is, and what was expected."""
 
 
 def _refused(what: str, expected: str) -> _Refused:

@@ -12,17 +12,10 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from dapo.algorithms import hook_checks
 from dapo.algorithms.algorithm import LENGTH_PENALTY, Algorithm, Float64, Passes
 from dapo.algorithms.correction import CorrectionKind, OffPolicyMask, importance_correction
 from dapo.algorithms.entropy import EntropyControl
-from dapo.algorithms.hook_checks import (
-    checked,
-    checked_loss,
-    read_advantages,
-    read_extra,
-    read_shaping,
-    read_verdict,
-)
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import Objective, with_terms
@@ -75,15 +68,14 @@ def load_hook(name: str, setting: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _hook(name: str, setting: str, read: Callable[..., Any]) -> Callable[..., Any]:
-    """Load a function of the user's with the check of what it returns behind it."""
-    return checked(load_hook(name, setting), setting, name, read)
-
-
 def make_algorithm(recipe: Recipe) -> Algorithm:
     """Return the recipe's algorithm: its functions, bound to their settings, and its own state at the start."""
     a = recipe.algorithm
     sampling = a.dynamic_sampling
+
+    def checked(setting: str, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        return hook_checks.checked(load_hook(name, setting), setting, name, read)
+
     judge = partial(
         judge_group,
         metric_is_accuracy=not mixed_by_spread(recipe),
@@ -92,8 +84,10 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         band=sampling.band,
     )
     return Algorithm(
-        judge=_hook(sampling.keep, "algorithm.dynamic_sampling.keep", read_verdict) if sampling.keep else judge,
-        shape=_hook(a.shaping, "algorithm.shaping", read_shaping) if a.shaping else make_shaping(recipe),
+        judge=checked("algorithm.dynamic_sampling.keep", sampling.keep, hook_checks.read_verdict)
+        if sampling.keep
+        else judge,
+        shape=checked("algorithm.shaping", a.shaping, hook_checks.read_shaping) if a.shaping else make_shaping(recipe),
         advantages=make_advantages(recipe),
         loss_weights=make_loss_weights(recipe),
         metric=sampling.metric,
@@ -123,7 +117,7 @@ def make_advantages(recipe: Recipe) -> Callable[..., list[Float64]]:
         setting = "algorithm.advantage.kind"
         found = load_hook(advantage.kind, setting)
         own = _with_options(found, advantage, "algorithm.advantage", given=2)
-        return checked(own, setting, advantage.kind, read_advantages)
+        return hook_checks.checked(own, setting, advantage.kind, hook_checks.read_advantages)
     weights = {"weights": _reward_weights(recipe)} if advantage.by_reward else {}
     return partial(_function(advantage), **weights, **_options(advantage))
 
@@ -291,8 +285,7 @@ def _loss(recipe: Recipe) -> Objective:
     found: Any = load_hook(loss.kind, setting)
     objective = found if isinstance(found, Objective) else Objective(found)
     own = _with_options(objective.loss, loss, "algorithm.loss", given=1)
-    extra = None if objective.extra is None else checked(objective.extra, setting, loss.kind, read_extra)
-    return replace(objective, loss=checked_loss(own, setting, loss.kind, frozenset(objective.needs)), extra=extra)
+    return hook_checks.checked_objective(replace(objective, loss=own), setting, loss.kind)
 
 
 def make_schedule(recipe: Recipe) -> Schedule:
