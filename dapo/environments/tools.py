@@ -67,6 +67,8 @@ class Tool:
             if parameter.default is parameter.empty:
                 required.append(key)
         parameters = {"type": "object", "properties": described, "required": required}
+        if named := {name: one for schema in described.values() for name, one in schema.pop("$defs", {}).items()}:
+            parameters["$defs"] = named  # of types within types: references begin here
         described_by = inspect.cleandoc(function.__doc__ or "").strip()
         schema = {
             "type": "function",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 import pytest
@@ -108,6 +109,27 @@ def test_a_typed_function_is_its_own_schema():
         tool.check({"text": "x", "words": [1]})
     with pytest.raises(ToolError, match="'most': input should be a valid integer, found True"):
         tool.check({"text": "x", "most": True})
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+@dataclass
+class Line:
+    points: list[Point]
+
+
+def test_a_parameter_may_be_a_dataclass_of_others():
+    def draw(line: Line, wide: float = 1.0) -> None: ...
+
+    tool = Tool.of(draw)
+    assert set(tool.schema["function"]["parameters"]["$defs"]) == {"Point"}
+    assert tool.check({"line": {"points": [{"x": 1}]}}) == {"line": Line([Point(1)])}
+    with pytest.raises(ToolError, match="'line': input should be a valid integer, found '1'"):
+        tool.check({"line": {"points": [{"x": "1"}]}})
 
 
 def test_a_function_that_json_cannot_call_is_refused():
