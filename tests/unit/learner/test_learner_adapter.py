@@ -21,13 +21,12 @@ from dapo.config.load import recipe_from_dict
 from dapo.config.unusual import warnings_of
 from dapo.engines.embedded import EmbeddedEngine
 from dapo.engines.generate import GenerateEngine
-from dapo.errors import CheckpointError, EngineError, ModelError, RecipeError
+from dapo.errors import CheckpointError, EngineError, RecipeError
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import WorkerHere
 from dapo.models.adapter import (
     adapter_parameters,
     adapter_parts,
-    add_adapter,
     is_adapter,
     merge_error,
     published,
@@ -327,21 +326,6 @@ def test_the_merge_error_by_hand(folder):
             if name.endswith("q_proj"):
                 module.lora_B["default"].weight.fill_(2.0**-7)
     assert merge_error(learner.loaded.model) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("lora", "message"),
-    [
-        ({"target_modules": ["nowhere"]}, "names of its linear layers"),
-        ({"target_modules": ["input_layernorm"]}, "names of its linear layers"),
-        ({"target_modules": ["embed_tokens"]}, "an embedding or output head"),
-        ({"modules_to_save": ["lm_head"]}, "one tensor for embedding and output head"),
-    ],
-)
-def test_targets_that_cannot_be_are_refused(folder, lora, message):
-    loaded = load_model(folder, attention_mode="packed")
-    with pytest.raises(ModelError, match=message):
-        add_adapter(loaded.model, schema.Lora(rank=2, **lora), name="tiny", seed=0)
 
 
 # ---------------------------------------------------------------- engines
