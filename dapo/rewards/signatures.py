@@ -282,7 +282,7 @@ class _Verl:
 
 
 def _of_verl(prompt: Prompt, completion: Response) -> dict[str, Any]:
-    """Return the arguments of verl's function by name."""
+    """Return what a function for verl is given, by name."""
     extra = prompt.extra
     model = _read_object(extra.get("reward_model"))
     return {
