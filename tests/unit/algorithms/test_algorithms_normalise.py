@@ -1,4 +1,4 @@
-"""Advantages by the batch, normalised over tokens, clipped, and rewards of truncated responses: by hand and by loops."""
+"""Advantages of batch and tokens, their clip, and rewards of truncated responses: by hand and by loops."""
 
 from __future__ import annotations
 
