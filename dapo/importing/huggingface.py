@@ -127,7 +127,7 @@ def _loss(r: Reading, d: Defaults) -> None:
     low, high = r.need("epsilon", "epsilon_low", default=0.2), r.number("epsilon_high")
     kind = r.text("loss_type", default=d.loss)
     reductions = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant", "bnpo": "micro_batch_mean"}
-    reductions |= {"cispo": "token_mean", "sapo": "sequence_mean"}
+    reductions |= {"cispo": "token_mean", "sapo": "sequence_mean", "luspo": "sequence_sum"}
     if str(kind.value) in reductions or kind.unread:
         r.put(f"{LOSS}.reduction", reductions.get(str(kind.value)), kind)
     else:

@@ -128,11 +128,11 @@ class ClippedLoss(LossKind):
             )
 
     def doubts(self) -> Iterator[str]:
-        if self.ratio == "sequence" and self.reduction.kind != "sequence_mean":
+        if self.ratio == "sequence" and self.reduction.kind not in ("sequence_mean", "sequence_sum"):
             yield (
                 f"algorithm.loss.ratio: sequence with reduction: {self.reduction.kind}: GSPO is a mean over responses "
-                "(algorithm.loss.reduction=sequence_mean, as in the preset gspo); here a response's one ratio counts "
-                "by other weights"
+                "(algorithm.loss.reduction=sequence_mean, as in the preset gspo), and LUSPO a mean of sums "
+                "(sequence_sum); here a response's one ratio counts by other weights"
             )
 
 

@@ -107,6 +107,14 @@ def test_clips_and_truncated_rewards() -> None:
     assert skyrl.lines["algorithm.truncated_factor"].value == 0.0
 
 
+def test_luspo_of_trl_is_a_sum_over_each_response() -> None:
+    command = "trl grpo --model_name_or_path m --loss_type luspo --importance_sampling_level sequence"
+    made = import_text(command, "a.sh", "trl").reading
+    assert made.lines["algorithm.loss.reduction"].value == "sequence_sum"
+    assert made.lines["algorithm.loss.ratio"].value == "sequence"
+    assert not made.cautions
+
+
 BATCH = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo reward_model.reward_manager=batch"
 
 
