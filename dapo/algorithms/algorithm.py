@@ -77,6 +77,8 @@ class Algorithm:
     shape: Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]  # rewards, lengths, truncated
     advantages: Callable[..., list[Float64]]  # rewards and voters of all groups, and their parts where it takes them
     loss_weights: Callable[[list[BoolArray], IntArray], FloatArray]  # loss masks, groups -> weight of each row
+    normalise: Callable[[list[Float64], list[IntArray]], list[Float64]] | None = None  # advantages, tokens with loss
+    advantage_range: tuple[float, float] = (-math.inf, math.inf)  # what advantages are clipped to
     metric: str = "accuracy"  # the score that ``judge`` reads
     truncated_vote: bool = False
     overlong_filtering: bool = True
@@ -122,8 +124,12 @@ class Algorithm:
         given: list[list[Any]] = [[_rewards(g) for g in able], [_voters(g) for g in able]]
         if takes_parts(self.advantages):
             given.append([reward_parts(g) for g in able])
-        for group, advantages in zip(able, self.advantages(*given), strict=True):
-            group.advantages_G = advantages
+        advantages_PG = self.advantages(*given)
+        if self.normalise is not None:
+            tokens_PG = [np.array([mask.sum() for mask in self.loss_masks(g)], dtype=np.int64) for g in able]
+            advantages_PG = self.normalise(advantages_PG, tokens_PG)
+        for group, advantages in zip(able, advantages_PG, strict=True):
+            group.advantages_G = np.clip(advantages, *self.advantage_range)
 
     def loss_masks(self, group: Group) -> list[BoolArray]:
         """Tokens of each response that carry loss: generated, of a voter, not overlong-filtered."""
@@ -181,6 +187,9 @@ class Algorithm:
         if self.kl_in_reward:
             batch.metrics |= self._subtract_kl(batch.groups_P, references, found.get("policy", {}))
         self.assign_advantages(batch.groups_P)
+        if self.advantage_range != (-math.inf, math.inf):
+            voting_R = [np.asarray(g.advantages_G)[_voters(g)] for g in batch.groups_P]
+            batch.metrics["reward/advantage_clipped"] = _mean(np.isin(_joined(voting_R), self.advantage_range))
         rows_M = [
             self.rows(groups, traced if epoch == self.passes.epochs - 1 else (), references)
             for epoch in range(self.passes.epochs)

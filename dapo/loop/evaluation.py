@@ -98,7 +98,11 @@ class Evaluator:
             self.rollouts.pump()
             for response in self.rollouts.ended("evaluate"):
                 completions[response.key] = response
-                self.rollouts.judge(response.key, prompts[response.key], response)
+                keys = [response.key]
+                if self.rollouts.by_group:  # the greedy response is one of its problem's group
+                    keys = [response.key._replace(sample=n) for n in range(self.samples + self.greedy)]
+                if all(key in completions for key in keys):
+                    self.rollouts.judge(prompts[response.key], [(key, completions[key]) for key in keys])
             if lost := self.rollouts.lost("evaluate"):
                 raise EngineError(f"the engine lost {len(lost)} of the evaluation's {len(requests)} requests")
             scores.update(self.rollouts.scores("evaluate", 0))

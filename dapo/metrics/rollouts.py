@@ -209,6 +209,11 @@ def reward_metrics() -> Iterator[Metric]:
     yield Metric("reward/shaped_std", "reward", "Standard deviation of that reward.")
     yield Metric("reward/advantage_abs_mean", "1", "Mean absolute advantage of the trained responses' voters.")
     yield Metric(
+        "reward/advantage_clipped",
+        SHARE,
+        "Share of voters whose advantage is at a bound, with `algorithm.advantage_clip`.",
+    )
+    yield Metric(
         "reward/unscored",
         COUNT,
         "Responses without a score in the groups judged in this step (as in `sampling/responses`); they neither vote "

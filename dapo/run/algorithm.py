@@ -6,6 +6,7 @@ One small function per object.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from dapo.algorithms import hook_checks
+from dapo.algorithms.advantages import normalise
 from dapo.algorithms.algorithm import LENGTH_PENALTY, Algorithm, Float64, Passes
 from dapo.algorithms.correction import CorrectionKind, OffPolicyMask, importance_correction
 from dapo.algorithms.entropy import EntropyControl
@@ -90,6 +92,11 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         shape=checked("algorithm.shaping", a.shaping, hook_checks.read_shaping) if a.shaping else make_shaping(recipe),
         advantages=make_advantages(recipe),
         loss_weights=make_loss_weights(recipe),
+        normalise=None if a.advantage_norm is None else partial(normalise, **_options(a.advantage_norm)),
+        advantage_range=(
+            -math.inf if a.advantage_clip.low is None else a.advantage_clip.low,
+            math.inf if a.advantage_clip.high is None else a.advantage_clip.high,
+        ),
         metric=sampling.metric,
         truncated_vote=not a.overlong_filtering if a.truncated_vote is None else a.truncated_vote,
         overlong_filtering=a.overlong_filtering,
@@ -188,6 +195,7 @@ def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tup
         max_length=max_length if punishment.enabled else None,
         cache_length=cache_length,
         factor=punishment.factor,
+        truncated_factor=recipe.algorithm.truncated_factor,
     )
 
 

@@ -274,6 +274,20 @@ class Scorer(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class ScoresGroups(Scorer, Protocol):
+    """Score all responses of a group in one call, where ``by_group`` says so.
+
+    Example: ``dapo.rewards.compose.CompositeScorer`` with a reward ``per: group``.
+    """
+
+    by_group: bool
+
+    def submit_group(self, keys: Sequence[Key], prompt: Prompt, completions: Sequence[Response]) -> None:
+        """Queue the responses to one prompt. All of them have ended; those that an engine could not finish are left
+        out."""
+
+
 class PromptStream(Protocol):
     """Give an endless or finite sequence of prompts; its position is a small JSON-able state.
 

@@ -145,7 +145,7 @@ def test_another_method_is_refused_by_what_names_it(text: str, name: str, said: 
     [
         (VERL + f"{N}=4 distillation.enabled=True distillation.teacher_model.path=T", "distillation.enabled = true"),
         (VERL + "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode = geo_mean"),
-        (VERL.replace("=grpo", "=reinforce_plus_plus") + f"{N}=4", "adv_estimator = reinforce_plus_plus"),
+        (VERL.replace("=grpo", "=remax") + f"{N}=4", "adv_estimator = remax"),
         (f"python3 -m verl.trainer.main_ppo {N}=4", "verl's default of algorithm.adv_estimator"),
         (SWIFT + "--teacher_model T", "teacher_model = T"),
         (SWIFT + "--teacher_kl_coef 0.1", "teacher_kl_coef = 0.1"),

@@ -174,6 +174,32 @@ def test_a_lost_score_ends_the_evaluation(given):
         evaluator(score).evaluate()
 
 
+class GroupScorer(TableScorer):
+    """1 for the last response of those that it is asked about at once."""
+
+    by_group = True
+
+    def __init__(self):
+        super().__init__(lambda problem, sample: right(float(sample == self.asked[problem][-1])))
+        self.asked = {}
+
+    def submit_group(self, keys, prompt, completions):
+        assert prompt.problem == f"problem {keys[0].group}"
+        assert keys[0].group not in self.asked
+        self.asked[keys[0].group] = [key.sample for key in keys]
+        self.waiting += keys
+
+
+def test_rewards_that_see_a_group_are_asked_once_a_problem_about_what_the_engine_finished():
+    engine = ScriptedEngine(lambda g, i: 3 - i, capacity=3, fail=lambda g, i: (g, i) == (1, 1))
+    scorer = GroupScorer()
+    result = evaluator(scorer, samples=2, greedy=True, engine=engine).evaluate()
+    assert scorer.asked == {0: [0, 1, 2], 1: [0, 2]}  # the greedy response is the last
+    assert result.metrics["validation/greedy_accuracy"] == 1.0
+    assert result.metrics["validation/accuracy"] == 0.0
+    assert result.metrics["validation/unscored_engine"] == 1
+
+
 def test_a_response_that_the_engine_lost_is_unscored_with_the_engines_reason():
     engine = ScriptedEngine(lambda g, i: 2, fail=lambda g, i: i == 1)
     result = evaluator(lambda p, s: right(1.0), engine=engine).evaluate()
