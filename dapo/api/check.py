@@ -70,6 +70,7 @@ def check(
     objective: Any = None,
     environment: Any = None,
     tools: Sequence[Any] = (),
+    tokenizer: Any = None,
     tries: int = 0,
     **settings: Any,
 ) -> Report:
@@ -83,6 +84,7 @@ def check(
         objective: a loss of yours.
         environment: who answers the model between its turns.
         tools: typed functions that the model may call.
+        tokenizer: of a loaded model.
         tries: groups to generate and score with the model itself; 0: its weights are not loaded.
         settings: by section or key.
 
@@ -97,6 +99,7 @@ def check(
         objective=objective,
         environment=environment,
         tools=tools,
+        tokenizer=tokenizer,
         settings=settings,
     )
     sections = Sections()
