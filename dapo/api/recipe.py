@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dapo.algorithms.objective import Objective
 from dapo.api.data import sources
@@ -20,9 +20,12 @@ from dapo.config.yaml_files import parse_yaml, read_recipe_file
 from dapo.errors import RecipeError
 from dapo.hooks import give, is_object
 
+if TYPE_CHECKING:
+    from dapo.api.sections import RewardSettings
+
 RecipeLike = str | Path | Mapping[str, Any] | Recipe | LoadedRecipe
 """A recipe: its file or short name, a nested dictionary, or one that was loaded."""
-RewardLike = str | Mapping[str, Any] | Callable[..., Any]
+RewardLike: TypeAlias = "str | RewardSettings | Callable[..., Any]"
 """A reward: a function f(prompt, completion), a kind (``math``), or the keys of a reward."""
 SECTIONS = {name for name in Recipe.model_fields if name != "preset"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dapo.api.notebook import console_for
 from dapo.api.recipe import RecipeLike, ask
@@ -11,6 +11,9 @@ from dapo.api.run import Run
 from dapo.observe.callbacks import as_callback
 from dapo.run.given import Given
 from dapo.run.train import Opened, begin
+
+if TYPE_CHECKING:
+    from dapo.api.sections import Settings
 
 
 def sft(
@@ -20,7 +23,7 @@ def sft(
     validation: Any = None,
     callbacks: Sequence[Any] = (),
     tokenizer: Any = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Run:
     """Imitate examples to the end, as ``dapo sft`` does, and return the run; ``run.path / "export"`` is its model.
 
@@ -37,7 +40,7 @@ def sft(
         DapoError: what ``dapo sft`` would have told.
     """
     asked = ask(recipe, train=train, validation=validation, tokenizer=tokenizer, settings=settings, sft=True)
-    settings.clear()  # a loaded model is saved by now, and only the caller may keep it
+    del settings  # a loaded model is saved by now, and only the caller may keep it
     given = Given(callbacks=tuple(map(as_callback, callbacks)), objects=asked.objects)
     console, more = console_for(asked.loaded.recipe.logging.console)
     run = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from weakref import finalize
 
 from dapo.api.evaluation import Evaluation
@@ -25,6 +25,9 @@ from dapo.observe.callbacks import as_callback
 from dapo.run.given import Given
 from dapo.run.train import Opened, Steps, begin, go_on
 from dapo.types.events import StepEvent, frozen, groups_seen
+
+if TYPE_CHECKING:
+    from dapo.api.sections import EnvironmentSettings, ResumeSettings, Settings
 
 LIVE = {
     "learner.learning_rate",
@@ -46,13 +49,13 @@ def train(
     validation: Any = None,
     callbacks: Sequence[Any] = (),
     objective: Any = None,
-    environment: Any = None,
+    environment: EnvironmentSettings | str | Callable[..., Any] | None = None,
     tools: Sequence[Any] = (),
     tokenizer: Any = None,
     engine: Any = None,
     scorer: Any = None,
     stream: Any = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Run:
     """Train to the end, as ``dapo train`` does, and return the run.
 
@@ -86,7 +89,7 @@ def train(
         tokenizer=tokenizer,
         settings=settings,
     )
-    settings.clear()  # a loaded model is saved by now, and only the caller may keep it
+    del settings  # a loaded model is saved by now, and only the caller may keep it
     with Trainer._of_asked(asked, Given(engine, scorer, stream, tuple(map(as_callback, callbacks)))) as trainer:
         for _ in trainer:
             pass
@@ -104,7 +107,7 @@ def resume(
     engine: Any = None,
     scorer: Any = None,
     stream: Any = None,
-    **settings: Any,
+    **settings: Unpack[ResumeSettings],
 ) -> Run:
     """Go on with a run from its newest checkpoint, as ``dapo train --resume`` does.
 
@@ -158,13 +161,13 @@ class Trainer:
         validation: Any = None,
         callbacks: Sequence[Any] = (),
         objective: Any = None,
-        environment: Any = None,
+        environment: EnvironmentSettings | str | Callable[..., Any] | None = None,
         tools: Sequence[Any] = (),
         tokenizer: Any = None,
         engine: Any = None,
         scorer: Any = None,
         stream: Any = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         """As ``train``. The model is loaded here."""
         self._steps: Steps | None = None

@@ -67,7 +67,7 @@ def test_the_python_example_of_the_readme(tmp_path):
 def executed(program: str, folder: Path) -> dict[str, Any]:
     """Execute a program of the pages with a small recipe in the quickstart's place and one step; return its names."""
     recipe = write_recipe(folder, "logging: {console: quiet}\n")
-    program = program.replace('"quickstart"', repr(str(recipe))).replace('"trainer.steps": 20', '"trainer.steps": 1')
+    program = program.replace('"quickstart"', repr(str(recipe))).replace('steps": 20', 'steps": 1')
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(program, names)
     return names
