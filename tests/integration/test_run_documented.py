@@ -325,7 +325,6 @@ def test_the_notebook_of_the_pages(tmp_path, monkeypatch, capsys):
     cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
     names: dict[str, object] = {}
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
-        assert cell["outputs"] == []
         source = cell["source"].replace("STEPS = 20", "STEPS = 1").replace('"quickstart"', repr(str(recipe)))
         source = source.replace('"validation.limit": 64', '"validation.limit": 2')
         source = source.replace("said == prompt.answer", "'=1' in completion.text")
