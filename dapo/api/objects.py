@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dapo.errors import ModelError, RecipeError
+from dapo.errors import ModelError, RecipeError, raise_for_machine
 
 FOLDER = ".models"
 _ROWS = (2, 24)  # tokens on which a model and its saved copy are compared
@@ -67,7 +67,8 @@ def saved_model(model: Any, tokenizer: Any, folder: Path, *, trust_remote_code: 
         try:
             model.save_pretrained(made)
             plain.save_pretrained(made)
-        except (ValueError, TypeError) as error:  # a generation_config that contradicts itself
+        except Exception as error:  # such as a generation_config that contradicts itself
+            raise_for_machine(error, f"saving the loaded model under {folder}")
             raise RecipeError(
                 f"model=... cannot be saved, as a run needs it: {' '.join(str(error).split())[:300]}"
             ) from error
@@ -84,8 +85,8 @@ def _check_model(model: Any) -> None:
     name = type(model).__name__
     if hasattr(model, "peft_config"):
         raise RecipeError(
-            "model=... has an adapter of PEFT: give model.merge_and_unload(), and train a new adapter with "
-            "model.lora.rank"
+            "model=... has an adapter of PEFT: give model.merge_and_unload(), or the folder that run.export(...) of a "
+            "run writes; model.lora.rank trains a new adapter"
         )
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise RecipeError(
@@ -96,10 +97,11 @@ def _check_model(model: Any) -> None:
             f"model=...: the {name} is quantised, or parts of it are offloaded, and cannot be trained whole: load it "
             "without quantization_config and device_map"
         )
-    if frozen := [where for where, parameter in model.named_parameters() if not parameter.requires_grad]:
+    frozen = [where for where, parameter in model.named_parameters() if not parameter.requires_grad]
+    if 0 < len(frozen) < len(list(model.parameters())):  # a merged adapter leaves all of them frozen
         raise RecipeError(
-            f"model=...: {len(frozen)} parameters have requires_grad=False ({frozen[0]}...), and a run trains all of "
-            "them: call model.requires_grad_(True), or train an adapter with model.lora.rank"
+            f"model=...: {frozen[0]} and {len(frozen) - 1} other parameters have requires_grad=False, and a run trains "
+            "every parameter: call model.requires_grad_(True)"
         )
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise RecipeError(
@@ -159,9 +161,9 @@ def _check_saved_model(model: Any, made: Path, trust_remote_code: bool) -> None:
     if changed := sorted(own.items() ^ loaded.items()):
         where = changed[0][0]
         raise RecipeError(
-            f"model=...: {where} is {own.get(where, 'tied')}, and {loaded.get(where, 'tied')} once it is saved and "
-            "loaded: parameters of a run have one type (model.float(), model.bfloat16()), and are tied as "
-            "config.tie_word_embeddings says"
+            f"model=...: {where} is {own.get(where, 'tied or missing')}, and {loaded.get(where, 'tied or missing')} "
+            "once the model is saved and loaded: parameters of a run have one type (model.float(), model.bfloat16()), "
+            "and are tied as config.tie_word_embeddings says"
         )
     tokens = torch.randint(model.get_input_embeddings().weight.shape[0], _ROWS, generator=torch.Generator())
     off = (_answers(model, tokens) - _answers(copy.to(model.device), tokens)).abs().mean()

@@ -267,7 +267,7 @@ def _hooked(value: Any, key: str) -> Any:
         return [_hooked(below, f"{key}.{n}") for n, below in enumerate(value)]
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "named_parameters"):
+    if key.lstrip(".") in ("model", "model.path") and hasattr(value, "parameters"):
         raise RecipeError(
             f"{key.lstrip('.')}: a loaded model starts a run, as train(model=..., tokenizer=...), and has no place here"
         )
