@@ -19,7 +19,7 @@ class Metric:
     unit: str
     meaning: str  # one line
     better: Better = None  # the direction that is good in an ordinary run; None: neither, or it depends
-    clock: bool = False  # time or memory: differs between two runs that are otherwise equal to the bit
+    clock: bool = False  # time, memory, work done again: differs between two runs that are otherwise equal to the bit
     reduction: Reduction = "mean"  # how parts merge, where a number is made of parts (see dapo.metrics.stats)
 
 

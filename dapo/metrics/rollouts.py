@@ -159,9 +159,7 @@ def environment_metrics() -> Iterator[Metric]:
             f"environment/seconds_{name}", SECONDS, f"{what} that the environment took for a turn, {groups}.", "lower",
             clock=True,
         )  # fmt: skip
-    yield Metric(
-        "environment/replayed", COUNT, "Turns that environments played again, after a resume or a lost process."
-    )
+    yield Metric("environment/replayed", COUNT, "Turns played again after a resume or a lost process.", clock=True)
     yield Metric("environment/timeouts", COUNT, "Calls of environments that took longer than their limit.", "lower")
     yield Metric(
         "environment/not_repeatable",

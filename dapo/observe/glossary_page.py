@@ -19,8 +19,8 @@ responses when there is none). `dapo explain kept` finds the key behind any word
 Made from `dapo/metrics/glossary.py` by `python -m dapo.observe.glossary_page`.
 
 `<set>` is the name of a validation set, `<name>` of a reward, `<reason>` why a response is unscored, `<k>` a number of
-samples, `<age>` one of versions. ↑ marks numbers that are better when higher, ↓ when lower; ◷ marks times and memory,
-which differ between two runs that are otherwise equal to the bit.
+samples, `<age>` one of versions. ↑ marks numbers that are better when higher, ↓ when lower; ◷ marks times, memory and
+work done again, which differ between two runs that are otherwise equal to the bit.
 """
 _ELSEWHERE = """
 ## Names elsewhere

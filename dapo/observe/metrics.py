@@ -90,7 +90,7 @@ def shown(key: str, value: float | None) -> str:
 
 
 def without_clock(row: Row) -> Row:
-    """Return the part of a row that two equal runs share to the bit: all but times and memory."""
+    """Return the part of a row that two equal runs share to the bit: all but times, memory and work done again."""
     return {key: value for key, value in row.items() if not ((metric := lookup(key)) and metric.clock)}
 
 
