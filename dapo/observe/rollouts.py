@@ -55,6 +55,7 @@ SCHEMA = pa.schema(
                         ("seconds", pa.float64()),  # that the environment took to answer
                         ("calls", pa.list_(pa.string())),  # names of tools
                         ("prompt_ids", pa.list_(pa.int32())),  # that the turn was made from, where a row begins
+                        ("facts", pa.map_(pa.string(), pa.float64())),  # further numbers, by the environment
                     ]
                 )
             ),
@@ -126,7 +127,10 @@ def _turns(completion: Response) -> list[dict[str, Any]] | None:
     if completion.ended is None:
         return None
     names = [field.name for field in SCHEMA.field("turns").type.value_type]
-    return [{name: getattr(turn, name) for name in names} for turn in completion.turns]
+    return [
+        {**{name: getattr(turn, name) for name in names}, "facts": list(turn.facts.items())}
+        for turn in completion.turns
+    ]
 
 
 def select_groups(groups: Sequence[Group], which: Which) -> list[Group]:

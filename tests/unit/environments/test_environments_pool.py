@@ -145,7 +145,7 @@ def test_a_class_keeps_a_state_and_has_tools_of_its_own(pool):
         ("raise", "exception: ValueError: no, environments_for_tests.py line"),
         pytest.param("memory", "exception: MemoryError", marks=pytest.mark.whole),
         pytest.param("write", "crash: ", marks=pytest.mark.whole),
-        ("nonsense", "reply: reward is no number"),
+        ("nonsense", "reply: reward: not a number: object"),
     ],
 )
 def test_a_bad_environment_costs_its_own_response(pool, what, reason):
