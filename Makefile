@@ -57,7 +57,7 @@ endif
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
-# As has what executes the notebook, whose cells run in .venv.
+# So has what executes the notebook, whose cells run in .venv.
 .venv-notebook/.installed:
 	$(PYTHON) -m venv .venv-notebook
 	.venv-notebook/bin/pip install -q --disable-pip-version-check nbclient ipykernel
@@ -130,10 +130,10 @@ test-slow: setup ## run the slow tests: every gold answer, longer runs
 site: .venv-site/.installed ## build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
 
-# Not part of `make test`; skipped, with the reason, where no Chromium is found.
 notebook: setup .venv-notebook/.installed ## execute docs/notebook.ipynb and keep its outputs
 	.venv-notebook/bin/python tests/helpers/run_notebook.py
 
+# Not part of `make test`; skipped, with the reason, where no Chromium is found.
 test-browser: setup site ## test the pages in Chromium
 	$(BIN)/python -m pytest -m browser tests/browser
 
