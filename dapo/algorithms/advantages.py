@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Baseline = Literal["mean", "leave_one_out"]
+Baseline = Literal["mean", "leave_one_out", "batch_mean", "batch_leave_one_out", "none"]
+Level = Literal["group", "batch", "none"]
 Scale = Literal["group_std", "batch_std", "none"]
 
 
@@ -27,11 +28,12 @@ def group_advantages(
     ``mean`` with ``group_std`` is eq. 9 of DAPO (arXiv 2503.14476); ``mean`` with ``none`` is Dr. GRPO (arXiv
     2503.20783); ``mean`` with ``batch_std`` is Lite PPO (arXiv 2508.08221) and ScaleRL (arXiv 2510.13786).
     ``leave_one_out`` subtracts the mean of the *other* voters: n / (n - 1) times the distance from the mean of all.
+    With any further baseline the divisor is the root mean square of what is left, as in ``normalise``.
 
     Args:
         rewards_PG: one array [responses] per group; may be nan where a response is no voter.
         voters_PG: one bool array [responses] per group. Statistics use voters only; the others get 0.
-        baseline: what is subtracted.
+        baseline: what is subtracted: a mean of the group's voters, or of the batch's, or nothing.
         scale: what is divided by: ``group_std``, the standard deviation of the group's rewards; ``batch_std``, that of
             the centred rewards (R - baseline) of all voters of the batch; ``none``, nothing.
         ddof: the standard deviation divides by n - ddof.
@@ -45,12 +47,18 @@ def group_advantages(
         ValueError: a voter's reward is not finite; a group has fewer than two voters and ``scale`` is ``group_std`` or
             ``baseline`` is ``leave_one_out``; unknown names; shapes that differ.
     """
-    if baseline not in ("mean", "leave_one_out"):
-        raise ValueError(f"unknown baseline {baseline!r}; expected 'mean' or 'leave_one_out'")
-    if scale not in ("group_std", "batch_std", "none"):
-        raise ValueError(f"unknown scale {scale!r}; expected 'group_std', 'batch_std' or 'none'")
+    if baseline not in get_args(Baseline):
+        raise ValueError(f"unknown baseline {baseline!r}; expected one of {', '.join(get_args(Baseline))}")
+    if scale not in get_args(Scale):
+        raise ValueError(f"unknown scale {scale!r}; expected one of {', '.join(get_args(Scale))}")
     votes_PG = _votes(rewards_PG, voters_PG, at_least=2 if scale == "group_std" or baseline == "leave_one_out" else 0)
 
+    if baseline not in ("mean", "leave_one_out"):
+        of_voters_PG = [np.where(voters, rewards, 0.0) for rewards, voters in zip(rewards_PG, voters_PG, strict=True)]
+        mean: Level = "none" if baseline == "none" else "batch"
+        std: Level = "group" if scale == "group_std" else "batch" if scale == "batch_std" else "none"
+        left_out = baseline == "batch_leave_one_out"
+        return normalise(of_voters_PG, voters_PG, mean=mean, std=std, leave_one_out=left_out, ddof=ddof, eps=eps)
     uniform_P = [votes.size == 0 or np.ptp(votes) <= tolerance for votes in votes_PG]
     centred_PG = [
         np.zeros_like(votes) if uniform else _centre(votes, baseline)
@@ -71,6 +79,60 @@ def group_advantages(
             advantages[np.asarray(voters, dtype=np.bool_)] = centred / divisor
         advantages_PG.append(advantages)
     return advantages_PG
+
+
+def normalise(
+    values_PG: Sequence[ArrayLike],
+    weights_PG: Sequence[ArrayLike],
+    *,
+    mean: Level = "batch",
+    std: Level = "batch",
+    leave_one_out: bool = False,
+    ddof: int = 1,
+    eps: float = 1e-5,
+) -> list[NDArray[np.float64]]:
+    """Return c / (d + eps), with c = x - mean and d the root mean square of c, each over the group or over the batch.
+
+    With N the sum of the weights w at the level of the deviation, d^2 = sum of w c^2 / (N - ddof). Where each of the w
+    tokens of a response has its value x, this is ``adv_norm`` of AReaL (arXiv 2505.24298, ``areal/utils/data.py``). For
+    weights of 1 it is its ``reward_norm``.
+
+    Args:
+        values_PG: one array [responses] per group.
+        weights_PG: how often each value counts, such as its response's tokens with loss; 0: not at all.
+        mean: over what the mean is taken; ``none``: nothing is subtracted.
+        std: over what the deviation is taken; ``none``: nothing is divided by.
+        leave_one_out: the mean is that of all others, which is N / (N - 1) times the distance from the mean of all.
+        ddof: degrees of freedom of the deviation.
+        eps: added to the deviation; same unit as the values.
+
+    Returns:
+        One float64 array [responses] per group; 0 where the weight is 0.
+    """
+    values = [np.asarray(values, dtype=np.float64) for values in values_PG]
+    weights = [np.asarray(each, dtype=np.float64) for each in weights_PG]
+    if not values:
+        return []
+    of_P = np.repeat(np.arange(len(values)), [len(each) for each in values])
+    x_R, w_R = np.concatenate(values), np.concatenate(weights)
+
+    def total(each_R: NDArray[np.float64], level: Level) -> NDArray[np.float64]:
+        places = of_P if level == "group" else np.zeros_like(of_P)
+        sums: NDArray[np.float64] = np.bincount(places, each_R).astype(np.float64)
+        return sums[places]
+
+    centred_R = x_R
+    if mean != "none":
+        count_R = total(w_R, mean)
+        centred_R = x_R - total(w_R * x_R, mean) / np.maximum(count_R, 1.0)
+        if leave_one_out:
+            centred_R = np.where(count_R > 1, centred_R * count_R / np.maximum(count_R - 1, 1.0), x_R)
+    if std != "none":
+        free_R = total(w_R, std) - ddof
+        squares_R = total(w_R * centred_R**2, std)
+        divisor_R = np.where(free_R > 0, np.sqrt(squares_R / np.maximum(free_R, 1.0)), 1.0) + eps
+        centred_R = np.divide(centred_R, divisor_R, out=np.zeros_like(centred_R), where=divisor_R > 0)
+    return np.split(np.where(w_R > 0, centred_R, 0.0), np.cumsum([len(each) for each in values])[:-1])
 
 
 def _votes(

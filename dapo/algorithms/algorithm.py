@@ -77,6 +77,8 @@ class Algorithm:
     shape: Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]  # rewards, lengths, truncated
     advantages: Callable[..., list[Float64]]  # rewards and voters of all groups, and their parts where it takes them
     loss_weights: Callable[[list[BoolArray], IntArray], FloatArray]  # loss masks, groups -> weight of each row
+    normalise: Callable[[list[Float64], list[IntArray]], list[Float64]] | None = None  # advantages, tokens with loss
+    advantage_range: tuple[float, float] = (-math.inf, math.inf)  # what advantages are clipped to
     metric: str = "accuracy"  # the score that ``judge`` reads
     truncated_vote: bool = False
     overlong_filtering: bool = True
@@ -89,7 +91,8 @@ class Algorithm:
     teachers: Mapping[str, Of] = field(default_factory=dict)  # who judges the responses of a data source
     taught_alone: bool = False  # rewards train nothing: every response is learnt from, whatever it is worth
     passes: Passes = Passes()
-    entropy: EntropyControl = field(default_factory=EntropyControl)
+    entropy_coefficient: float = 0.0  # of the entropy term, where it is fixed
+    entropy: EntropyControl | None = None  # what adapts the coefficient; None: it is fixed
 
     # ------------------------------------------------------------------ a group
 
@@ -123,14 +126,19 @@ class Algorithm:
         penalty, a second reward) would teach short wrong answers.
         """
         able = [g for g in groups_P if int(_voters(g).sum()) >= 2 and g.disposition is not Disposition.FILLED]
-        able = [] if self.taught_alone else able
         for group in groups_P:
             group.advantages_G = np.zeros(len(group.completions_G))
+        if self.taught_alone:
+            return
         given: list[list[Any]] = [[_rewards(g) for g in able], [_voters(g) for g in able]]
         if takes_parts(self.advantages):
             given.append([reward_parts(g) for g in able])
-        for group, advantages in zip(able, self.advantages(*given), strict=True):
-            group.advantages_G = advantages
+        advantages_PG = self.advantages(*given)
+        if self.normalise is not None:
+            tokens_PG = [np.array([mask.sum() for mask in self.loss_masks(g)], dtype=np.int64) for g in able]
+            advantages_PG = self.normalise(advantages_PG, tokens_PG)
+        for group, advantages in zip(able, advantages_PG, strict=True):
+            group.advantages_G = np.clip(advantages, *self.advantage_range)
 
     def loss_masks(self, group: Group) -> list[BoolArray]:
         """Tokens of each response that carry loss: generated, of a voter, not overlong-filtered."""
@@ -150,6 +158,8 @@ class Algorithm:
         A KL in the reward compares the reference with the numbers that the ratio runs against. Interpolated ones need
         no forward pass of their own, so the sampler's are taken for them.
         """
+        if not (self.needs_reference or self.teachers):
+            return {}
         asked: dict[Of, list[TokenRow]] = {}
         for group, index in self._voting(batch.groups_P):
             for of in self._asked_of(group):
@@ -188,9 +198,8 @@ class Algorithm:
         """
         for group in batch.finished:
             self.shape_group(group)
-        voting = self._voting(batch.groups_P)
         found = {
-            of: joined_logprobs([one for one in voting if of in self._asked_of(one[0])], arrays)
+            of: joined_logprobs([one for one in self._voting(batch.groups_P) if of in self._asked_of(one[0])], arrays)
             for of, arrays in logprobs.items()
         }
         references = found.get("reference", {})
@@ -199,6 +208,9 @@ class Algorithm:
         if self.kl_in_reward:
             batch.metrics |= self._subtract_kl(batch.groups_P, references, found.get("policy", {}))
         self.assign_advantages(batch.groups_P)
+        if self.advantage_range != (-math.inf, math.inf):
+            voting_R = [np.asarray(g.advantages_G)[_voters(g)] for g in batch.groups_P]
+            batch.metrics["reward/advantage_clipped"] = _mean(np.isin(_joined(voting_R), self.advantage_range))
         rows_M = [
             self.rows(groups, traced if epoch == self.passes.epochs - 1 else (), references, taught)
             for epoch in range(self.passes.epochs)
@@ -209,7 +221,7 @@ class Algorithm:
             [rate(number) for number in range(len(rows_M))],
             version,
             self.ratio_against,
-            entropy_coefficient=self.entropy.now,
+            entropy_coefficient=self.entropy_coefficient if self.entropy is None else self.entropy.now,
             refresh_reference=self.refresh_every is not None and (version + 1) % self.refresh_every == 0,
             epochs=self.passes.epochs,
         )
@@ -220,18 +232,20 @@ class Algorithm:
 
     def learned(self, step: LearnStep, metrics: Metrics) -> Metrics:
         """Adapt to what the learner measured in ``step``; return metrics of what the algorithm had set in it."""
-        if not self.entropy.used:
+        if self.entropy is not None:
+            self.entropy.update(metrics.get("train/entropy", math.nan))
+        elif not self.entropy_coefficient:
             return {}
-        self.entropy.update(metrics.get("train/entropy", math.nan))
         return {"train/entropy_coefficient": step.entropy_coefficient}
 
     def state(self) -> dict[str, Any]:
         """Return what changes during a run, for a checkpoint."""
-        return {"entropy": self.entropy.state()}
+        return {"entropy": [] if self.entropy is None else self.entropy.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state`` returned."""
-        self.entropy.load(state["entropy"])
+        if self.entropy is not None:
+            self.entropy.load(state["entropy"])
 
     def rows(
         self,

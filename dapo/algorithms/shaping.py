@@ -93,19 +93,22 @@ def shape_rewards(
     max_length: int | None = None,
     cache_length: int | None = None,
     factor: float = 1.0,
+    truncated_factor: float = 1.0,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Shape the rewards of one group: ``scale_rewards``, then ``soft_overlong_punishment`` added.
+    """Shape the rewards of one group: ``scale_rewards``, truncated ones multiplied, ``soft_overlong_punishment`` added.
 
     Args:
         rewards_G: raw rewards, nan where unscored.
         lengths_G: response tokens.
-        truncated_G: whether the engine ended the response for length. Not read here: the penalty is a function of the
-            length alone (eq. 13); a shaping of your own may read it.
+        truncated_G: whether the engine ended the response for length. The penalty does not read it: it is a function
+            of the length alone (eq. 13).
         source: interval that is mapped onto ``target``; None: rewards stay as they are.
         target: see ``source``.
         max_length: Lmax; None: no length penalty.
         cache_length: Lcache; needed with ``max_length``.
         factor: multiplies the penalty.
+        truncated_factor: multiplies the scaled rewards of truncated responses, as ``stop_properly_penalty_coef`` of
+            NeMo RL does.
 
     Returns:
         (shaped rewards, penalties), float64 [responses] each; the shaped rewards contain the penalties.
@@ -115,6 +118,7 @@ def shape_rewards(
         rewards = scale_rewards(
             rewards, source_min=source[0], source_max=source[1], target_min=target[0], target_max=target[1]
         )
+    rewards = np.where(np.asarray(truncated_G, dtype=np.bool_), truncated_factor * rewards, rewards)
     if max_length is None:
         return rewards.copy(), np.zeros_like(rewards)
     if cache_length is None:

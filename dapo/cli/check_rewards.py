@@ -96,9 +96,9 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
                 continue
             tags = recipe.data.thinking
             begun = (recipe.data.response_prefix or "") + f"{tags.open}\nSo it is.\n{tags.close}\n" * tags.enabled
-            _Source(
-                source, _spread(prompts), prompts, reward, scorer, tokenizer, trial, begun, tags.enabled, plays
-            ).run()
+            shown = _spread(prompts)
+            beside = recipe.rollout.group_size - 1 if scorer.by_group else 0
+            _Source(source, shown, prompts, reward, scorer, tokenizer, trial, begun, tags.enabled, plays, beside).run()
     finally:
         scorer.close()
     if recipe.algorithm.dynamic_sampling.mode != "off":
@@ -185,10 +185,13 @@ class _Source:
     begun: str = ""  # what every response begins with
     thinks: bool = False  # ... thinking, so that the answer stands behind it
     plays: bool = False  # a response is an episode, here of one turn
+    beside: int = 0  # empty responses beside each answer, for rewards that see its group
 
     def run(self) -> None:
         golden = [prompt for prompt in self.prompts if self._gold(prompt)]
-        self.trial.lines.append(f"{self.name}: {len(self.prompts)} problems, {len(golden)} of them with a gold answer")
+        group = f"; each answer in a group with {self.beside} empty responses" if self.beside else ""
+        golds = f"{len(golden)} of them with a gold answer{group}"
+        self.trial.lines.append(f"{self.name}: {len(self.prompts)} problems, {golds}")
         if self.reward.kind == "code" and not golden:
             self.trial.doubts.append(f"{self.name}: no record has a column `{SOLUTION}`, so no right program was tried")
         probe = self._score([(self.prompts[0], self._gold(self.prompts[0])), (self.prompts[0], "")])
@@ -204,7 +207,7 @@ class _Source:
         self._show("empty", empty)
         summed = (("right", right), ("wrong", wrong), ("empty", empty))
         parts = [f"{what} {', '.join(_told(scores))}" for what, scores in summed if scores]
-        self.trial.brief.append(f"{self.name}: {'; '.join(parts)} (gold answers as {_quoted(form)})")
+        self.trial.brief.append(f"{self.name}: {'; '.join(parts)} (gold answers as {_quoted(form)}{group})")
         self._judge(golden, form, right)
         self._look_for_fractions([*right, *wrong, *empty])
         self._can_be_written(form)
@@ -292,12 +295,15 @@ class _Source:
 
     def _score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
         found: dict[Key, Score] = {}
-        for index, (prompt, text) in enumerate(pairs):
-            self.scorer.submit(Key("check", index, 0), prompt, self._completion(text))
-        while len(found) < len(pairs):
+        texts_of = [[text, *[""] * self.beside] for _, text in pairs]
+        for index, ((prompt, _), texts) in enumerate(zip(pairs, texts_of, strict=True)):
+            keys = [Key("check", index, sample) for sample in range(len(texts))]
+            self.scorer.submit_group(keys, prompt, [self._completion(text) for text in texts])
+        wanted = sum(map(len, texts_of))
+        while len(found) < wanted:
             answers = self.scorer.poll(None)
             if not answers:
-                raise RewardError(f"{self.name}: the scorer lost {len(pairs) - len(found)} answers")
+                raise RewardError(f"{self.name}: the scorer lost {wanted - len(found)} answers")
             found.update(answers)
         self.trial.recorded |= {name for score in found.values() for name in score.values}
         return [found[Key("check", index, 0)] for index in range(len(pairs))]

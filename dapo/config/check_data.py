@@ -62,6 +62,9 @@ def check_rewards(r: Recipe) -> Broken:
             yield f"{key}.pattern", "kind: regex needs a pattern, such as 'answer is (-?\\d+)'"
         if reward.pattern is not None:
             yield from _pattern(f"{key}.pattern", reward)
+        if reward.per == "group" and (reward.kind not in ("function", "service") or reward.api == "classify"):
+            what = f"kind: {reward.kind}" if reward.kind != "service" else "api: classify"
+            yield f"{key}.per", f"{what} scores one response; a kind: function, or a service otherwise, sees its group"
         unknown = [s for s in reward.sources or [] if s not in sources]
         if unknown:
             known = ", ".join(sorted(sources))

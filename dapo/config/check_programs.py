@@ -7,8 +7,8 @@ import string
 from dapo.config.faults import Broken
 from dapo.config.schema import Recipe, Reward
 
-PLACES = ("problem", "prompt", "response", "answer")
-"""What a template may hold in braces."""
+PLACES = ("problem", "prompt", "answer")
+"""What a template may hold in braces, beside ``response``, or ``responses`` with ``per: group``."""
 
 
 def check_programs(r: Recipe) -> Broken:
@@ -37,22 +37,26 @@ def _service(key: str, reward: Reward) -> Broken:
         yield f"{key}.model", f"api: {reward.api} needs the model's name at the service"
     if reward.api == "openai":
         if reward.template is None:
-            yield f"{key}.template", "api: openai needs a text with {response} in it"
+            yield f"{key}.template", f"api: openai needs a text with {{{_told(reward)}}} in it"
         if reward.parser is not None and reward.pattern is not None:
             yield f"{key}.parser", "reads the reply, and so does `pattern`: take one of them out"
     if reward.template is not None:
-        yield from _template(f"{key}.template", reward.template)
+        yield from _template(f"{key}.template", reward.template, _told(reward))
 
 
-def _template(key: str, template: str) -> Broken:
+def _told(reward: Reward) -> str:
+    return "responses" if reward.per == "group" else "response"
+
+
+def _template(key: str, template: str, told: str) -> Broken:
     try:
         named = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:
         yield key, f"is no text with names in braces: {error}; write a brace of the text twice"
         return
-    unknown = sorted(set(named) - set(PLACES))
+    unknown = sorted(set(named) - {told, *PLACES})
     if unknown:
-        known = ", ".join(f"{{{name}}}" for name in PLACES)
+        known = ", ".join(f"{{{name}}}" for name in (*PLACES, told))
         yield key, f"holds {{{unknown[0]}}}; there are {known}; write a brace of the text twice"
-    elif "response" not in named:
-        yield key, "has no {response}: every response would get the same score"
+    elif told not in named:
+        yield key, f"has no {{{told}}}: every response would get the same score"

@@ -219,6 +219,16 @@ def _shaping(r: Recipe) -> Readers:
     yield not a.advantage.by_reward, [scaling], f"{advantage}.kind is {a.advantage.kind}"
     unscaled = isinstance(a.advantage, GroupAdvantage) and a.advantage.scale == "none"
     yield not unscaled, _below(advantage, "ddof eps"), f"{advantage}.scale is none"
+    norm, section = a.advantage_norm, "algorithm.advantage_norm"
+    if norm is not None:
+        yield (norm.mean, norm.std) != ("none", "none"), [section], "it takes neither a mean nor a deviation"
+        yield norm.std != "none", _below(section, "ddof eps"), f"{section}.std is none"
+        yield norm.mean != "none", [f"{section}.leave_one_out"], f"{section}.mean is none"
+    factor, votes = ["algorithm.truncated_factor"], a.truncated_vote
+    yield a.shaping is None, factor, "algorithm.shaping is a function of yours"
+    yield not a.advantage.by_reward, factor, f"{advantage}.kind is {a.advantage.kind}"
+    silent = "truncated responses neither vote nor carry loss: set algorithm.truncated_vote, or no overlong_filtering"
+    yield not a.overlong_filtering if votes is None else votes, factor, silent
 
 
 def _loss(r: Recipe) -> Readers:
@@ -229,7 +239,7 @@ def _loss(r: Recipe) -> Readers:
     yield with_kl, _below("algorithm", "kl_estimator kl_in_reward"), none
     yield with_kl or ":" in kind, ["algorithm.reference"], none
     yield not a.kl_in_reward, ["algorithm.kl_estimator"], "algorithm.kl_in_reward is true: there it is k1"
-    of_rewards = ["algorithm.reward_scaling", "algorithm.advantage"]
+    of_rewards = _below("algorithm", "reward_scaling advantage advantage_norm advantage_clip truncated_factor")
     yield not taught_alone(r), of_rewards, "no reward has a weight, and the teacher trains alone"
     yield a.teacher.term == "loss", ["algorithm.teacher.estimator"], "algorithm.teacher.term is advantage"
     control, adapts = "algorithm.entropy_control", a.entropy_control.target is not None

@@ -142,6 +142,12 @@ def _old_cache(r: Recipe) -> Iterator[str]:
 
 
 def _rewards(r: Recipe) -> Iterator[str]:
+    if any(reward.per == "group" and reward.name == "accuracy" for reward in r.rewards):
+        yield (
+            "the reward called accuracy sees its group (per: group): a score that compares responses with each other "
+            "does not rise when all become better, so validation/accuracy and the keep rule may say nothing; let an "
+            "accuracy compare with the answer, and give the comparison a name of its own"
+        )
     scaling, found = r.algorithm.reward_scaling, overflow(r, functions=True)
     if found is not None:
         names = " and ".join(f"`{name}`" for name in found.functions)

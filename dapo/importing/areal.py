@@ -121,29 +121,69 @@ def _groups(r: Reading) -> None:
                 "dynamic_bs without a filter function accepts every group; with `0 < mean < 1` it is "
                 "algorithm.dynamic_sampling.mode=mask"
             )
-    norm = "actor.reward_norm"
-    given = any(key.startswith(norm) for key in r.source.settings)
-    level = "batch" if given else "group"
-    mean, std = _level(r, f"{norm}.mean_level", level), _level(r, f"{norm}.std_level", level)
-    if not given:
-        r.say("AReaL normalises no reward unless actor.reward_norm is set; here they are, by group")
-    elif mean.value != "group":
-        r.say(f"AReaL's actor.reward_norm.mean_level is {mean.value}; here the mean of the group is subtracted")
-    left_out = r.flag(f"{norm}.mean_leave1out", default=False)
-    said = (mean,) if mean.given or not given else ()
-    r.put("algorithm.advantage.baseline", "leave_one_out" if left_out.value else "mean", *said, left_out)
-    r.choose("algorithm.advantage.scale", std, {"group": "group_std", "batch": "batch_std", "none": "none", "": "none"})
+    _reward_norm(r)
+    _advantage_norm(r)
+
+
+def _reward_norm(r: Reading) -> None:
+    norm, ours = "actor.reward_norm", "algorithm.advantage"
+    if not _is_set(r, norm):
+        r.put(f"{ours}.baseline", "none", note=f"AReaL normalises no reward without {norm}")
+        r.put(f"{ours}.scale", "none", note="the same")
+        return
+    mean, std, left_out = _levels(r, norm)
+    baselines = {"group": ("mean", "leave_one_out"), "batch": ("batch_mean", "batch_leave_one_out")}
+    baseline = baselines.get(str(mean.value), ("none", "none"))[left_out.value]
+    if baseline == "leave_one_out" and std.value == "group":
+        size, eps = r.lines["rollout.group_size"].value, r.need(f"{norm}.eps", default=1e-5)
+        baseline, note = "mean", "the deviation from the same means is n / (n - 1) times the group's, which cancels"
+        r.put(f"{ours}.eps", eps.value * (size - 1) / size, eps, note=f"times (n - 1) / n, with n = {size}")
+        r.put(f"{ours}.baseline", baseline, mean, left_out, note=note)
+    else:
+        r.put(f"{ours}.baseline", baseline, mean, left_out)
+    r.choose(f"{ours}.scale", std, {"group": "group_std", "batch": "batch_std", "none": "none"})
     unbiased = r.flag(f"{norm}.std_unbiased", default=True)
-    r.put("algorithm.advantage.ddof", 1 if unbiased.value else 0, unbiased)
+    r.put(f"{ours}.ddof", 1 if unbiased.value else 0, unbiased)
 
 
-def _level(r: Reading, key: str, default: str) -> SourceValue:
+def _advantage_norm(r: Reading) -> None:
+    norm, ours = "actor.adv_norm", "algorithm.advantage_norm"
+    if not _is_set(r, norm):
+        return
+    mean, std, left_out = _levels(r, norm)
+    r.put(f"{ours}.mean", mean.value, mean)
+    r.put(f"{ours}.std", std.value, std)
+    r.put(f"{ours}.leave_one_out", left_out.value, left_out)
+    unbiased = r.flag(f"{norm}.std_unbiased", default=True)
+    r.put(f"{ours}.ddof", 1 if unbiased.value else 0, unbiased)
+    r.take(f"{ours}.eps", r.need(f"{norm}.eps", default=1e-5))
+
+
+def _is_set(r: Reading, norm: str) -> bool:
+    r.find(norm)  # a null
+    return any(key.startswith(f"{norm}.") for key in r.source.settings)
+
+
+def _levels(r: Reading, norm: str) -> tuple[SourceValue, SourceValue, SourceValue]:
+    """Return the levels of the mean and of the deviation, and whether the mean leaves each one out itself."""
+    mean, std = _level(r, f"{norm}.mean_level"), _level(r, f"{norm}.std_level")
+    size = r.count(f"{norm}.group_size", default=1)
+    if "group" in (mean.value, std.value) and size.value != r.lines["rollout.group_size"].value and not size.unread:
+        r.say(f"{norm}.group_size is {size.value} in AReaL; a group here is all responses to a prompt")
+    return mean, std, r.flag(f"{norm}.mean_leave1out", default=False)
+
+
+def _level(r: Reading, key: str) -> SourceValue:
     """Return the level of a normalisation; a null, which says nothing for other keys, switches it off."""
     given = r.source.settings.get(key)
     if given is not None and given.value is None:
         r.used.add(key)
         return SourceValue("none", f"from {key} = null", True)
-    return r.text(key, default=default)
+    found = r.text(key, default="batch")
+    if found.value not in ("batch", "group", "none") and not found.unread:
+        r.replace(found, "AReaL knows batch, group and null; batch, its default, is taken")
+        return SourceValue("batch", found.said, True)
+    return found
 
 
 def _rewards(r: Reading) -> None:

@@ -78,6 +78,8 @@ def estimator(r: Reading, found: SourceValue, scale: str, *founds: SourceValue |
     elif name == "rloo":
         r.put("algorithm.advantage.baseline", "leave_one_out", found)
         r.put("algorithm.advantage.scale", "none", found)
+    elif name.startswith(("reinforce_plus_plus", "reinforce++")) and r.title in ("verl", "SkyRL"):
+        whitened(r, "mean" if name.endswith("baseline") else "none", 1, found)
     elif name == "gdpo":
         r.put("algorithm.advantage.kind", "gdpo", found)
     else:
@@ -87,6 +89,16 @@ def estimator(r: Reading, found: SourceValue, scale: str, *founds: SourceValue |
             r.say(f"{found.said} is {why}")  # of a file that may lie on others
         elif name not in ("grpo", "group", ""):
             r.replace(found, why)
+
+
+def whitened(r: Reading, baseline: str, ddof: int, *founds: SourceValue) -> None:
+    """Write REINFORCE++: rewards less a baseline, then normalised over all tokens of the batch."""
+    r.put("algorithm.advantage.baseline", baseline, *founds)
+    r.put("algorithm.advantage.scale", "none", *founds)
+    r.put("algorithm.advantage_norm.mean", "batch", *founds)
+    r.put("algorithm.advantage_norm.std", "batch", *founds)
+    r.put("algorithm.advantage_norm.ddof", ddof, *founds)
+    r.put("algorithm.advantage_norm.eps", 1e-8, *founds, note=f"{r.title} bounds the variance by it")
 
 
 def whole_rounds(r: Reading) -> None:

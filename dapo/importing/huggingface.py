@@ -128,7 +128,7 @@ def _loss(r: Reading, d: Defaults) -> None:
     low, high = r.need("epsilon", "epsilon_low", default=0.2), r.number("epsilon_high")
     kind = r.text("loss_type", default=d.loss)
     reductions = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant", "bnpo": "micro_batch_mean"}
-    reductions |= {"cispo": "token_mean", "sapo": "sequence_mean"}
+    reductions |= {"cispo": "token_mean", "sapo": "sequence_mean", "luspo": "sequence_sum"}
     if str(kind.value) in reductions or kind.unread:
         r.put(f"{LOSS}.reduction", reductions.get(str(kind.value)), kind)
     else:
@@ -218,11 +218,17 @@ def _reward_functions(
     if lost:
         r.cautions.append(
             f"reward functions that are lost: {', '.join(lost)}. Give yours as rewards.N.kind=function "
-            "rewards.N.function=MODULE:NAME (docs/own_reward.md)"
+            "rewards.N.function=MODULE:NAME (docs/own_reward.md), and rewards.N.per=group where one compares the "
+            "responses to a prompt"
         )
     if not rewards:
         common.reward(r, *founds)
         return
+    if any(reward["kind"] == "function" for reward in rewards):
+        r.say(
+            f"{r.title} calls a reward function with all completions of a batch, and here it sees one response; one "
+            "that compares the responses to a prompt needs rewards.N.per=group"
+        )
     rewards[0]["name"], first = "accuracy", rewards[0]["name"]
     note = f"dynamic sampling and the report read {first} as `accuracy`" if first != "accuracy" else ""
     if len({reward["name"] for reward in rewards}) < len(rewards):

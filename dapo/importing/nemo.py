@@ -117,8 +117,11 @@ def _rewards(r: Reading) -> None:
         common.no_penalty(r, shaped)
     stop = r.number("grpo.reward_shaping.stop_properly_penalty_coef")
     if stop is not None:
-        r.put(f"{LEN}.enabled", False, stop, note="NeMo RL has it in place of the overlong penalty")
-        r.replace(stop, "it scales rewards of truncated responses (algorithm.shaping takes a function of yours)")
+        if shaped.value:
+            r.put(f"{LEN}.enabled", False, stop, note="NeMo RL has it in place of the overlong penalty")
+            r.put("algorithm.truncated_factor", float(stop.value), stop)
+        else:
+            r.drop(stop, "not read without grpo.reward_shaping.enabled", idle=True)
     common.overlong_filtering(r, r.flag("grpo.overlong_filtering", default=False))
     verifier = r.find("env.math.math_verify_impl")
     common.reward(r, verifier)
@@ -136,7 +139,13 @@ def _advantage(r: Reading) -> None:
     r.put("algorithm.advantage.baseline", "leave_one_out" if left_out.value else "mean", left_out)
     normal = r.flag("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards", default=True)
     r.used.add("grpo.normalize_rewards")
-    common.estimator(r, estimator, "group_std" if normal.value else "none", normal)
+    if estimator.value == "reinforce_plus_plus":
+        less = r.flag("grpo.adv_estimator.minus_baseline", default=True)
+        common.whitened(r, "mean" if less.value else "none", 0, estimator, less)
+    else:
+        common.estimator(r, estimator, "group_std" if normal.value else "none", normal)
+    r.take("algorithm.advantage_clip.low", r.number("grpo.advantage_clip_low"), float)
+    r.take("algorithm.advantage_clip.high", r.number("grpo.advantage_clip_high"), float)
 
 
 def _optimiser(r: Reading) -> None:

@@ -130,6 +130,10 @@ def _sampling(r: Reading) -> None:
 
 def _length(r: Reading) -> None:
     common.overlong_filtering(r, r.flag("generator.apply_overlong_filtering", default=False))
+    zero = r.flag("generator.zero_reward_on_non_stop", default=False)
+    if zero.value:
+        r.put("algorithm.truncated_factor", 0.0, zero)
+        r.say("SkyRL sets the rewards of truncated responses to 0 before its filter; here it comes after it")
     names = (f"{_A}.overlong_buffer.len", f"{_A}.overlong_buffer_len")
     cache = r.number(*names)
     factor = r.need(f"{_A}.overlong_buffer.penalty_factor", f"{_A}.overlong_buffer_penalty_factor", default=1.0)

@@ -222,6 +222,11 @@ def _length(r: Reading) -> None:
     else:
         common.no_penalty(r, on)
     manager = r.text("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager", default="naive")
+    if manager.value == "batch":
+        r.cautions.append(
+            f"{common.brief(manager)}: the function sees all responses of a batch there. Give it as rewards.N.kind="
+            "function rewards.N.function=MODULE:NAME rewards.N.per=group: here it sees those to one prompt"
+        )
     dapo = str(manager.value).lower() == "dapo"
     note = "the scorer of DAPO's data gives 1 and -1" if dapo else "rewards as the rule gives them, 0 and 1 here"
     r.put("algorithm.reward_scaling.enabled", dapo, manager, note=note)

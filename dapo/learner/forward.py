@@ -75,7 +75,7 @@ class ForwardPasses:
         """Compute deterministically if the recipe asks for it, and name what to change if the device has too little
         memory."""
         try:
-            with deterministic_algorithms(self.settings.deterministic):
+            with deterministic_algorithms() if self.settings.deterministic else nullcontext():
                 yield
         except torch.OutOfMemoryError as error:
             tokens = batch.input_ids.numel()

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.algorithms.correction import OffPolicyMask, tokens_corrected
-from dapo.algorithms.hook_checks import LossHook
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.algorithms.variants.a3po import interpolated_logprobs
@@ -216,7 +215,8 @@ class PolicyStep(ForwardPasses):
             raise LearnerError(
                 f"{self.skipped_in_a_row} optimiser steps in a row had a gradient that is not finite (norm {norm}); "
                 f"learner.max_skipped_steps = {self.settings.max_skipped_steps} allows no more. The weights are those "
-                f"before the first of them: {self._move()}"
+                "before the first of them. Resume from the last checkpoint with a smaller learner.learning_rate or "
+                "with model.dtype=float32; a loss of yours must be finite with its gradient at large ratios, too"
             )
         return merge(
             [
@@ -226,15 +226,6 @@ class PolicyStep(ForwardPasses):
                 stat("train/grad_norm_max", norm) if applied else {},
             ]
         )
-
-    def _move(self) -> str:
-        """Return what to try after gradients that were not finite."""
-        if isinstance(loss := self.objective.loss, LossHook):
-            return (
-                f"see that {loss.name} ({loss.setting}) and its gradient stay finite, also at large ratios (built-in "
-                "losses clamp log-ratios to +-20), then resume from the last checkpoint"
-            )
-        return "resume from the last checkpoint with a smaller learner.learning_rate, or with model.dtype=float32"
 
     def _rated(
         self,

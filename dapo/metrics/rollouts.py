@@ -170,7 +170,7 @@ def environment_metrics() -> Iterator[Metric]:
     yield Metric(
         "environment/waited", SECONDS, "Seconds that the driver waited for replies in this step.", "lower", clock=True
     )
-    yield Metric("environment/fact/<name>", "1", f"Mean over turns of a fact that the environment told, {groups}.")
+    yield Metric("environment/fact/<name>", "1", f"Mean over turns of a further number of an environment, {groups}.")
 
 
 def reward_metrics() -> Iterator[Metric]:
@@ -208,6 +208,11 @@ def reward_metrics() -> Iterator[Metric]:
     )
     yield Metric("reward/shaped_std", "reward", "Standard deviation of that reward.")
     yield Metric("reward/advantage_abs_mean", "1", "Mean absolute advantage of the trained responses' voters.")
+    yield Metric(
+        "reward/advantage_clipped",
+        SHARE,
+        "Share of voters whose advantage is at a bound, with `algorithm.advantage_clip`.",
+    )
     yield Metric(
         "reward/unscored",
         COUNT,

@@ -15,9 +15,9 @@ from dapo.metrics.names import reward_name_problem
 from dapo.rewards import simple
 from dapo.rewards.code import START_SECONDS, CodeSettings
 from dapo.rewards.function import pickled, runs_in_the_driver
-from dapo.rewards.judges import Hasty, Judge, Outcome, Verifier, ask, make_judge
+from dapo.rewards.judges import Asked, Hasty, Judge, Outcome, Outcomes, Verifier, ask, make_judge
 from dapo.rewards.pool import MEMORY_MIB, WorkerPool
-from dapo.rewards.question import with_wide_ids
+from dapo.rewards.question import as_given
 from dapo.rewards.service import ServicePool
 from dapo.rewards.task import SIGNED_SUM
 from dapo.sandbox.select import SandboxSettings, try_sandbox
@@ -48,6 +48,7 @@ class CompositeScorer:
             "accuracy".
         scored: responses scored so far.
         sandbox: a line that says what runs programs; None: no reward runs any.
+        by_group: a reward sees all responses to a prompt.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class CompositeScorer:
         self.scored = 0
         self.sandbox: str | None = None
         self._rewards = list(rewards)
+        self.by_group = any(reward.per == "group" for reward in rewards)
         self._inline: dict[int, Judge] = {}
         self._hasty: dict[int, Hasty] = {}  # of those in ``_remote`` that are mostly done at once
         self._remote: dict[int, int] = {}  # index of the reward -> index of the verifier in the pool
@@ -80,7 +82,14 @@ class CompositeScorer:
             sent = pickled(reward.function or "", reward.name)
             code = _code_settings(reward, sandbox) if reward.kind == "code" else None
             verifier = Verifier(
-                reward.kind, reward.name, reward.function or "", reward.pattern, reward.tolerance, sent, code
+                reward.kind,
+                reward.name,
+                reward.function or "",
+                reward.pattern,
+                reward.tolerance,
+                per_group=reward.per == "group",
+                pickled=sent,
+                code=code,
             )
             stays = runs_in_the_driver(verifier.function, sent) is not None
             ours = reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}
@@ -98,49 +107,61 @@ class CompositeScorer:
         self._applicable: dict[str, list[int]] = {}  # indices of the rewards that a source's responses get
         self._names: set[str] = set()
         self._pending: dict[int, _Pending] = {}
+        self._groups: dict[int, list[int]] = {}  # by item of a reward that sees its group: tickets of its responses
         self._ready: list[tuple[Key, Score]] = []
         self._next = 0
 
     def submit(self, key: Key, prompt: Prompt, completion: Response) -> None:
         """Queue one response. Rewards that cannot take long are computed at once, the others go to worker processes.
 
-        Those are sent some at a time, by ``poll`` at the latest.
+        Those are sent some at a time, by ``poll`` at the latest. A reward that sees its group takes it for one of one.
         """
+        self.submit_group([key], prompt, [completion])
+
+    def submit_group(self, keys: Sequence[Key], prompt: Prompt, completions: Sequence[Response]) -> None:
+        """Queue the responses of a group. A reward that sees its group is asked once, the others for each response."""
         applicable = self._applicable.get(prompt.source)
         if applicable is None:
             rewards = enumerate(self._rewards)
             applicable = [i for i, r in rewards if r.sources is None or prompt.source in r.sources]
             self._applicable[prompt.source] = applicable
-        pending = _Pending(key, prompt.source, missing=len(applicable))
-        ticket, self._next = self._next, self._next + 1
-        self._pending[ticket] = pending
-        final = completion  # nothing within the thinking is an answer
-        if completion.answer is not None:
-            final = replace(completion, text=completion.answer)
+        tickets = range(self._next, self._next + len(keys))
+        self._next += len(keys)
+        for ticket, key in zip(tickets, keys, strict=True):
+            self._pending[ticket] = _Pending(key, prompt.source, missing=len(applicable))
         for index in applicable:
-            reward = self._rewards[index]
+            if self._rewards[index].per == "group":
+                item = tickets[0] * len(self._rewards) + index
+                self._groups[item] = list(tickets)
+                self._ask(item, prompt, [_read(self._rewards[index], each) for each in completions])
+                continue
+            for ticket, completion in zip(tickets, completions, strict=True):
+                self._ask(ticket * len(self._rewards) + index, prompt, _read(self._rewards[index], completion))
+        if not applicable:
+            for ticket in tickets:
+                self._finish(ticket)
+
+    def _ask(self, item: int, prompt: Prompt, read: Asked) -> None:
+        """Ask one reward about a response, or about those of a group."""
+        index = item % len(self._rewards)
+        reward = self._rewards[index]
+        if isinstance(read, Response):
             if reward.kind == "environment":
-                self._settle(ticket, index, _of_environment(reward, completion), None)
-                continue
-            read = completion if reward.kind == "function" or reward.reads in ("response", "episode") else final
-            inline = self._inline.get(index)
-            if inline is not None:
-                read = with_wide_ids(read) if reward.kind == "function" else read
-                self._settle(ticket, index, *ask(inline, prompt, read))
-                continue
+                self._settle(item, _of_environment(reward, read), None)
+                return
             hasty = self._hasty.get(index)
             if hasty is not None and (done := hasty(prompt, read)) is not None:
-                self._settle(ticket, index, *done)
-                continue
-            item = ticket * len(self._rewards) + index
-            if index in self._services:
-                self._services[index].submit(item, prompt, read)
-                continue
+                self._settle(item, *done)
+                return
+        inline = self._inline.get(index)
+        if inline is not None:
+            self._settle(item, *ask(inline, prompt, as_given(read) if reward.kind == "function" else read))
+        elif index in self._services:
+            self._services[index].submit(item, prompt, read)
+        else:
             assert self._pool is not None  # a reward that is not inline has a verifier
             seconds = reward.seconds + (START_SECONDS if reward.kind == "code" else 0.0)
             self._pool.submit(item, self._remote[index], seconds, prompt, read)
-        if not applicable:
-            self._finish(ticket)
 
     def poll(self, timeout: float | None = None) -> list[tuple[Key, Score]]:
         """Return finished scores, ordered by key. timeout 0: those that are ready; None: wait until one is (or nothing
@@ -155,7 +176,7 @@ class CompositeScorer:
             if self._pool is not None and self._working:
                 tick = _TICK if left is None else min(_TICK, left)
                 for done in self._pool.poll(tick if self._asking else left):
-                    self._settle(*divmod(done.item, len(self._rewards)), done.outcome, done.answer)
+                    self._settle(done.item, done.outcome, done.answer)
             self._take_from_services(0.0 if self._working else left)
             # A response that waits for two verifiers is finished by neither alone: ask again while nothing is.
             if self._ready or left == 0.0:
@@ -183,7 +204,7 @@ class CompositeScorer:
                 self._told.wait(seconds)
                 done = [pair for service in self._services.values() for pair in service.take()]
         for item, outcome in done:
-            self._settle(*divmod(item, len(self._rewards)), outcome, None)
+            self._settle(item, outcome, None)
 
     @property
     def quick(self) -> bool:
@@ -217,16 +238,22 @@ class CompositeScorer:
         for service in self._services.values():
             service.close()
         self._pending.clear()
+        self._groups.clear()
         self._ready.clear()
 
-    def _settle(self, ticket: int, index: int, outcome: Outcome, answer: str | None) -> None:
-        pending = self._pending[ticket]
-        pending.outcomes[index] = outcome
-        if self._rewards[index].name == ACCURACY:
-            pending.answer = answer
-        pending.missing -= 1
-        if pending.missing == 0:
-            self._finish(ticket)
+    def _settle(self, item: int, outcome: Outcomes, answer: str | None) -> None:
+        """Take in a reward's verdict on a response, or those on a group."""
+        ticket, index = divmod(item, len(self._rewards))
+        tickets = self._groups.pop(item, [ticket])
+        outcomes = outcome if isinstance(outcome, list) else [outcome] * len(tickets)
+        for ticket, each in zip(tickets, outcomes, strict=True):
+            pending = self._pending[ticket]
+            pending.outcomes[index] = each
+            if self._rewards[index].name == ACCURACY:
+                pending.answer = answer
+            pending.missing -= 1
+            if pending.missing == 0:
+                self._finish(ticket)
 
     def _finish(self, ticket: int) -> None:
         pending = self._pending.pop(ticket)
@@ -289,6 +316,12 @@ class CompositeScorer:
 
 def _code_settings(reward: Reward, sandbox: SandboxSettings) -> CodeSettings:
     return CodeSettings(reward.tests, reward.entry_point, reward.partial, reward.seconds, reward.memory_mib, sandbox)
+
+
+def _read(reward: Reward, completion: Response) -> Response:
+    """Return what a reward reads of a response: nothing within the thinking is an answer."""
+    whole = reward.kind in ("function", "environment") or reward.reads in ("response", "episode")
+    return completion if whole or completion.answer is None else replace(completion, text=completion.answer)
 
 
 def _of_environment(reward: Reward, completion: Response) -> Outcome:

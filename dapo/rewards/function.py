@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -66,7 +66,7 @@ def read_values(result: Any, name: str) -> dict[str, float]:
             metric.
     """
     if not isinstance(result, Mapping):
-        return {name: _number(result)}
+        return {name: read_number(result)}
     if len(result) > MAX_VALUES:
         raise ValueError(f"not a number: a dict of {len(result)} entries, more than {MAX_VALUES}")
     values = {}
@@ -76,7 +76,7 @@ def read_values(result: Any, name: str) -> dict[str, float]:
         wrong = None if key == name else reward_name_problem(key)
         if wrong is not None:
             raise ValueError(f"name: the key {describe(key)} cannot name a metric: it {wrong}")
-        values[key] = _number(value)
+        values[key] = read_number(value)
     if name not in values:
         raise ValueError(
             f"not a number: a dict without {name!r}, the name of the reward; it has {describe(list(values))}"
@@ -84,7 +84,51 @@ def read_values(result: Any, name: str) -> dict[str, float]:
     return values
 
 
-def _number(value: Any) -> float:
+def read_group(result: Any, name: str, count: int) -> list[dict[str, float] | str]:
+    """Return a reward's verdicts on the responses of a group.
+
+    Args:
+        result: a list, array or tensor with an entry for each response, each as ``read_values`` takes it.
+        name: of the reward.
+        count: responses of the group.
+
+    Returns:
+        The numbers of each response by name, or why it has none.
+
+    Raises:
+        ValueError: there is not one entry for each response; the message begins with "not a number".
+    """
+    found = listed(result, count)
+    verdicts: list[dict[str, float] | str] = []
+    for each in found:
+        try:
+            verdicts.append(read_values(each, name))
+        except ValueError as error:
+            verdicts.append(str(error)[:400])
+    return verdicts
+
+
+def listed(result: Any, count: int) -> list[Any]:
+    """Return the entries of a list, array or tensor.
+
+    Raises:
+        ValueError: it is none, or has another number of entries than ``count``; the message begins with "not a number".
+    """
+    in_order = isinstance(result, Sequence) and not isinstance(result, (str, bytes))
+    found = list(result) if in_order or getattr(result, "shape", None) else None
+    if found is not None and len(found) == count:
+        return found
+    entries = "" if found is None else f" with {len(found)} entries"
+    wanted = "one number, for one completion" if count == 1 else f"{count} numbers, one for each of {count} completions"
+    raise ValueError(f"not a number: expected a list with {wanted}; found {describe(result)}{entries}")
+
+
+def read_number(value: Any) -> float:
+    """Return a finite number.
+
+    Raises:
+        ValueError: it is none, or too large; the message begins with "not a number".
+    """
     if isinstance(value, (str, bytes, complex)) or not hasattr(type(value), "__float__"):
         raise ValueError(f"not a number: {describe(value)}")
     try:

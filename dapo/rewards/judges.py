@@ -15,7 +15,7 @@ from dapo.hooks import OBJECTS, user_line
 from dapo.rewards import last_number, math, simple
 from dapo.rewards.code import CodeJudge, CodeSettings, find_program
 from dapo.rewards.compared_text import vote_text
-from dapo.rewards.function import describe_error, load_function, read_values
+from dapo.rewards.function import describe_error, load_function, read_group, read_values
 from dapo.rewards.marks import extract_answer
 from dapo.rewards.question import Kind
 from dapo.rewards.signatures import adapt
@@ -26,6 +26,10 @@ from dapo.types.batch import Prompt, Response
 
 Outcome = dict[str, float] | str
 """Numbers by name, or why there are none: a kind of failure (``KINDS``), a colon, details."""
+Outcomes = Outcome | list[Outcome]
+"""Of one response, or of each response of a group; a text stands for all of them."""
+Asked = Response | list[Response]
+"""What a reward is asked about: a response, or with ``per: group`` those of a group."""
 KINDS = ("timeout", "crash", "exception", "not a number", "name", "sandbox", "service")
 HOPELESS = "timeout: an equal answer to an equal problem was not judged in time, or ended its worker, before"
 MOMENT = 0.02
@@ -44,6 +48,7 @@ class Verifier:
     function: str = ""
     pattern: str | None = None
     tolerance: float = 0.0
+    per_group: bool = False  # of a function: it sees all responses to a prompt
     pickled: bytes | None = field(default=None, repr=False)  # a function that was given as an object, by cloudpickle
     code: CodeSettings | None = None
 
@@ -63,7 +68,7 @@ class Judge:
 
     name: str
     read: Callable[[Prompt, Response], Read] | None
-    score: Callable[[Prompt, Response, Read], tuple[Any, str | None]]
+    score: Callable[[Prompt, Any, Read], tuple[Any, str | None]]
     per_prompt: bool = False
     function: str = ""
 
@@ -104,10 +109,8 @@ def make_judge(verifier: Verifier, seconds: float | None = None, *, warm: bool =
     if verifier.kind == "function":
         given = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)
         named = verifier.function.removeprefix(f"{OBJECTS}:")
-        function = adapt(given, named, verifier.name)
-        return Judge(
-            verifier.name, None, lambda prompt, completion, _: (function(prompt, completion), None), function=named
-        )
+        function = adapt(given, named, verifier.name, verifier.per_group)
+        return Judge(verifier.name, None, lambda prompt, asked, _: (function(prompt, asked), None), function=named)
     if verifier.kind == "regex" and verifier.pattern is None:
         raise RewardError("reward kind `regex` needs a `pattern`")
     pattern = None if verifier.pattern is None else simple.compile_pattern(verifier.pattern, verifier.kind)
@@ -135,17 +138,17 @@ def _unpickled(verifier: Verifier) -> Callable[..., Any]:
 def ask(
     judge: Judge,
     prompt: Prompt,
-    completion: Response,
+    completion: Asked,
     *,
     hopeless: Container[str] = (),
     begin: Callable[[str], None] | None = None,
-) -> tuple[Outcome, str | None]:
+) -> tuple[Outcomes, str | None]:
     """One verdict and the answer for votes. Whatever a judge does short of ending the process becomes an outcome.
 
     Args:
         judge: whom to ask.
         prompt: with the gold answer.
-        completion: the response.
+        completion: the response, or those of a group.
         hopeless: digests of verdicts that were not found in time; they are not tried again.
         begin: called with the digest before the part that may take long, unless the judge has none. None: the judge is
             trusted to be quick, and there are no digests.
@@ -155,7 +158,7 @@ def ask(
     """
     try:
         read = None
-        if judge.read is not None:
+        if judge.read is not None and not isinstance(completion, list):
             read = judge.read(prompt, completion)
             digest = judge.digest(prompt, read) if begin is not None else ""
             if digest in hopeless:
@@ -170,11 +173,15 @@ def ask(
     except BaseException as error:  # SystemExit and KeyboardInterrupt of user code too
         where = f" (raised by {judge.function}{user_line(error)})" if judge.function else ""
         return f"exception: {describe_error(error)}{where}", None
+    returned = f" (returned by {judge.function})" if judge.function else ""
     try:
-        return read_values(result, judge.name), vote
+        if not isinstance(completion, list):
+            return read_values(result, judge.name), vote
+        verdicts = read_group(result, judge.name, len(completion))
+        return [f"{each}{returned}" if isinstance(each, str) else each for each in verdicts], None
     except Exception as error:
         said = str(error)[:400] if isinstance(error, ValueError) else f"exception: {describe_error(error)}"
-        return f"{said} (returned by {judge.function})" if judge.function else said, None
+        return f"{said}{returned}", None
 
 
 def _score_math(prompt: Prompt, completion: Response, read: Read) -> tuple[float, str | None]:
@@ -218,7 +225,7 @@ class Hasty:
         self._judge: Judge = make_judge(verifier, moment)
         self._tries = TRIES
 
-    def __call__(self, prompt: Prompt, completion: Response) -> tuple[Outcome, str | None] | None:
+    def __call__(self, prompt: Prompt, completion: Response) -> tuple[Outcomes, str | None] | None:
         """Verdict and answer for votes; None: it takes too long here."""
         if not self._tries:
             return None

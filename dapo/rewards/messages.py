@@ -41,12 +41,15 @@ class Warming(StrictMessage):
     done: bool
 
 
+_Outcome = Annotated[dict[Short, float], Field(max_length=MAX_VALUES)] | Short
+
+
 class Judged(StrictMessage):
-    """A verdict."""
+    """A verdict, or one for each response of a group."""
 
     type: Literal["done"]
     item: int
-    outcome: Annotated[dict[Short, float], Field(max_length=MAX_VALUES)] | Short
+    outcome: _Outcome | list[_Outcome]
     answer: Short | None
     time: float  # of the machine's monotonic clock, the same in all processes
 
@@ -63,8 +66,10 @@ def read_messages(body: bytes) -> list[Message]:
     """
     messages = workers.read_messages(_ADAPTER, body)
     for message in messages:
-        if isinstance(message, Judged) and isinstance(message.outcome, str) and not is_failure(message.outcome):
-            raise WireError("a failure of no known kind")
+        if isinstance(message, Judged):
+            outcomes = message.outcome if isinstance(message.outcome, list) else [message.outcome]
+            if any(isinstance(each, str) and not is_failure(each) for each in outcomes):
+                raise WireError("a failure of no known kind")
     return messages
 
 

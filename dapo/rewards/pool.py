@@ -22,7 +22,7 @@ from dapo.processes.guarded import GuardedProcess
 from dapo.processes.wire import WireError
 from dapo.processes.workers import ENDED, MOST_ENDS, OUTSIDE, START_LIMIT, TICK, GuardedPool, GuardedWorker, Loading
 from dapo.rewards.function import read_values
-from dapo.rewards.judges import Outcome, Verifier
+from dapo.rewards.judges import Asked, Outcomes, Verifier
 from dapo.rewards.messages import Began, Failed, Judged, Message, Ready, Warming, read_messages
 from dapo.rewards.question import Question, Questions
 from dapo.system import limits_memory
@@ -45,6 +45,7 @@ class _Item:
     verifier: int
     seconds: float  # time limit
     question: Question
+    members: int | None = None  # responses of a group; None: it is about one response
     again: bool = False  # its worker was killed, and it is tried once more
 
 
@@ -63,7 +64,7 @@ class Finished:
     """An item's verdict."""
 
     item: int
-    outcome: Outcome
+    outcome: Outcomes
     answer: str | None = None  # for majority votes
 
 
@@ -119,10 +120,11 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
         if not self._workers:
             self.start()
 
-    def submit(self, item: int, verifier: int, seconds: float, prompt: Prompt, completion: Response) -> None:
+    def submit(self, item: int, verifier: int, seconds: float, prompt: Prompt, completion: Asked) -> None:
         """Queue one item; it goes to a worker in company, by ``poll`` at the latest. ``seconds``: its time limit."""
         question = self._questions.make(self._verifiers[verifier].kind, prompt, completion)
-        self._queue.append(_Item(item, verifier, seconds, question))
+        members = None if isinstance(completion, Response) else len(completion)
+        self._queue.append(_Item(item, verifier, seconds, question, members))
         if not self._workers or len(self._queue) >= _MAX_BATCH:
             self._dispatch()
 
@@ -167,11 +169,7 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
             case Warming(done=True) if worker.warming:
                 worker.warming, worker.since = False, time.monotonic()
             case Judged(item=item, outcome=outcome) if worker.batch and worker.batch[0].id == item:
-                if not isinstance(outcome, str):
-                    try:
-                        outcome = read_values(outcome, self._verifiers[worker.batch[0].verifier].name)
-                    except ValueError as error:
-                        raise WireError(str(error)) from None
+                outcome = _checked(outcome, self._verifiers[worker.batch[0].verifier].name, worker.batch[0].members)
                 worker.batch.popleft()
                 worker.digest = None
                 self._ends = 0
@@ -271,6 +269,24 @@ class WorkerPool(GuardedPool[_Worker, Message, Finished]):
                 self._memory_mib,
             )
         self._start(self._verifiers)
+
+
+def _checked(outcome: Outcomes, name: str, members: int | None) -> Outcomes:
+    """Return what a worker says of a response, or of each of so many ``members``.
+
+    Raises:
+        WireError: it cannot be that.
+    """
+    if isinstance(outcome, str):
+        return outcome
+    if isinstance(outcome, list) != (members is not None) or len(outcome) != (members or len(outcome)):
+        raise WireError(f"{len(outcome)} verdicts for {members or 'one'} responses")
+    try:
+        if isinstance(outcome, dict):
+            return read_values(outcome, name)
+        return [each if isinstance(each, str) else read_values(each, name) for each in outcome]
+    except ValueError as error:
+        raise WireError(str(error)) from None
 
 
 class Losses:

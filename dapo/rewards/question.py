@@ -30,9 +30,9 @@ class Questions:
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[Prompt, bytes]] = {}  # by identity; the prompt is kept, so that it stays one
 
-    def make(self, kind: Kind, prompt: Prompt, completion: Response) -> Question:
-        """Return the parts from which ``read_question`` makes a prompt and a response on the other side."""
-        if kind == "function":
+    def make(self, kind: Kind, prompt: Prompt, completion: Response | list[Response]) -> Question:
+        """Return the parts from which ``read_question`` makes a prompt and a response, or those of a group."""
+        if kind == "function" or not isinstance(completion, Response):
             return self._prompt(prompt), _pickled(completion)
         if kind in ("task", "code"):
             return self._prompt(prompt), completion.text
@@ -47,18 +47,20 @@ class Questions:
         return known[1]
 
 
-def read_question(question: Any) -> tuple[Prompt, Response]:
-    """Return a fresh prompt and response: what a verifier changes is not seen by the next."""
+def read_question(question: Any) -> tuple[Prompt, Any]:
+    """Return a fresh prompt and response, or list of responses: what a verifier changes is not seen by the next."""
     about, response = question
     prompt = pickle.loads(about) if isinstance(about, bytes) else Prompt("", "", _NO_IDS, "", about, "")
     if isinstance(response, bytes):
-        return prompt, with_wide_ids(pickle.loads(response))
+        return prompt, as_given(pickle.loads(response))
     return prompt, Response.empty(finish=FinishReason.STOP, text=response)
 
 
-def with_wide_ids(completion: Response) -> Response:
-    """Return a response as a user's function gets it: its ids are int64, wherever its engine runs."""
-    return replace(completion, token_ids=completion.token_ids.astype(np.int64, copy=False))
+def as_given(completion: Response | list[Response]) -> Response | list[Response]:
+    """Return a response, or those of a group, as a user's function gets it: ids are int64, wherever its engine runs."""
+    if isinstance(completion, Response):
+        return replace(completion, token_ids=completion.token_ids.astype(np.int64, copy=False))
+    return [replace(each, token_ids=each.token_ids.astype(np.int64, copy=False)) for each in completion]
 
 
 def _pickled(value: Any) -> bytes:

@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 from dapo.config.schema import Reward
 from dapo.errors import RewardError
 from dapo.http import Background, Client, HttpError, in_a_thread, read_key, without_query
-from dapo.rewards.function import describe, describe_error, load_function, read_values
-from dapo.rewards.judges import Outcome
+from dapo.rewards.function import describe, describe_error, load_function, read_group, read_values
+from dapo.rewards.judges import Asked, Outcomes
 from dapo.rewards.simple import compile_pattern
 from dapo.types.batch import Prompt, Response
 
@@ -64,6 +64,7 @@ class _Asked:
 
     digest: str
     question: Question
+    members: int | None  # responses of a group; None: it is about one response
     items: list[int]  # that wait for it
 
 
@@ -101,8 +102,8 @@ class ServicePool:
         self._waiting: deque[_Asked] = deque()
         self._again: deque[_Batch] = deque()  # halves of batches that failed
         self._open: dict[str, _Asked] = {}
-        self._known: dict[str, Outcome] = {}
-        self._done: list[tuple[int, Outcome]] = []
+        self._known: dict[str, Outcomes] = {}
+        self._done: list[tuple[int, Outcomes]] = []
         self._pending = 0
         self._tasks: set[asyncio.Task[None]] = set()  # a request each
         self._away_since: float | None = None  # no request was answered since
@@ -114,9 +115,14 @@ class ServicePool:
         """Items submitted and not yet returned by ``take``."""
         return self._pending
 
-    def submit(self, item: int, prompt: Prompt, completion: Response) -> None:
-        """Queue one response. A question that was answered, or is being asked, is not asked again."""
-        question = self._form.question(prompt, completion.text)
+    def submit(self, item: int, prompt: Prompt, completion: Asked) -> None:
+        """Queue a response or a group. A question that was answered, or is being asked, is not asked again."""
+        members = None
+        if isinstance(completion, Response):
+            question = self._form.question(prompt, completion.text)
+        else:
+            members = len(completion)
+            question = self._form.of_group(prompt, [each.text for each in completion])
         digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
         with self._told:
             self._pending += 1
@@ -127,13 +133,13 @@ class ServicePool:
             if digest in self._open:
                 self._open[digest].items.append(item)
                 return
-            asked = self._open[digest] = _Asked(digest, question, [item])
+            asked = self._open[digest] = _Asked(digest, question, members, [item])
             self._waiting.append(asked)
         if self._background is None:
             self._background = Background("judge")
         self._background.do_soon(self._fill)
 
-    def take(self) -> list[tuple[int, Outcome]]:
+    def take(self) -> list[tuple[int, Outcomes]]:
         """Return the items that have a verdict; the caller holds ``told``."""
         done, self._done = self._done, []
         self._pending -= len(done)
@@ -189,7 +195,7 @@ class ServicePool:
                 url, body = self._form.request(self._url, [each.question for each in batch.asked])
                 answer = await self._client.post(url, body, self._reward.seconds)
                 self._answered()
-                outcomes = await self._read(answer, len(batch.asked))
+                outcomes = await self._read(answer, batch)
             except HttpError as error:
                 if error.status is not None and error.status not in AWAY:
                     self._answered()
@@ -207,14 +213,15 @@ class ServicePool:
                 self._settle(batch, outcomes)
                 return
 
-    async def _read(self, answer: bytes, count: int) -> list[Any]:
+    async def _read(self, answer: bytes, batch: _Batch) -> list[Any]:
         """Return what an answer says, read outside of this thread, which all requests share."""
+        members = [asked.members for asked in batch.asked]
         try:
-            return await in_a_thread(lambda: self._form.read(_json(answer), count), seconds=_READING)
+            return await in_a_thread(lambda: self._form.read(_json(answer), members), seconds=_READING)
         except TimeoutError:
             how = "parser" if self._reward.parser else "pattern"
             why = f"timeout: the {how} did not read the reply within {_READING:g} s"
-            return [why] * count
+            return [why] * len(members)
 
     def _answered(self) -> None:
         """Take note that the service is there."""
@@ -270,8 +277,8 @@ class ServicePool:
         """Hand out the verdicts; only scores are remembered, a failure may be another's tomorrow."""
         with self._told:
             for asked, said in zip(batch.asked, outcomes, strict=True):
-                outcome = _outcome(said, self._reward.name)
-                if not isinstance(outcome, str):
+                outcome = _outcome(said, self._reward.name, asked.members)
+                if not isinstance(outcome, str) and not any(isinstance(each, str) for each in outcome if asked.members):
                     if len(self._known) >= _KEPT:
                         del self._known[next(iter(self._known))]
                     self._known[asked.digest] = outcome
@@ -296,12 +303,12 @@ def _json(data: bytes) -> Any:
         raise _Nonsense(f"the answer is no JSON: {describe_error(error)}") from None
 
 
-def _outcome(said: Any, name: str) -> Outcome:
-    """Return a verdict's numbers, or why there are none."""
+def _outcome(said: Any, name: str, members: int | None) -> Outcomes:
+    """Return a verdict's numbers, for each response of a group that has so many ``members``, or why there are none."""
     if isinstance(said, str):
         return said
     try:
-        return read_values(said, name)
+        return read_values(said, name) if members is None else [*read_group(said, name, members)]
     except ValueError as error:
         return str(error)[:400]
 
@@ -319,21 +326,29 @@ class _Form(ABC):
     def question(self, prompt: Prompt, response: str) -> Question:
         """Return all that the score depends on: equal questions have equal scores."""
 
+    def of_group(self, prompt: Prompt, responses: Sequence[str]) -> Question:
+        """Return the same of all responses to a prompt."""
+        raise NotImplementedError  # `dapo check` refuses it
+
     @abstractmethod
     def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
         """Return the address and the body of a request."""
 
     @abstractmethod
-    def read(self, answer: Any, count: int) -> list[Any]:
-        """Return a score for each question: a number, a dict of numbers, or a failure's text.
+    def read(self, answer: Any, members: Sequence[int | None]) -> list[Any]:
+        """Return a score for each question: a number, a dict of numbers, a list of them, or a failure's text.
+
+        Args:
+            answer: of the service.
+            members: for each question the responses of its group; None: it is about one response.
 
         Raises:
             _Nonsense: the answer has another form.
         """
 
-    def _text(self, prompt: Prompt, response: str) -> str:
+    def _text(self, prompt: Prompt, **responses: str) -> str:
         template = self._reward.template or "{prompt}{response}"
-        return template.format(problem=prompt.problem, prompt=prompt.text, response=response, answer=prompt.answer)
+        return template.format(problem=prompt.problem, prompt=prompt.text, answer=prompt.answer, **responses)
 
 
 class _Own(_Form):
@@ -342,13 +357,18 @@ class _Own(_Form):
     def question(self, prompt: Prompt, response: str) -> Question:
         return {"problem": prompt.problem, "prompt": prompt.text, "response": response, "answer": prompt.answer}
 
+    def of_group(self, prompt: Prompt, responses: Sequence[str]) -> Question:
+        about = {"problem": prompt.problem, "prompt": prompt.text, "answer": prompt.answer}
+        return about | {"responses": list(responses)}
+
     def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
         return url, {"reward": self._reward.name, "questions": list(questions)}
 
-    def read(self, answer: Any, count: int) -> list[Any]:
+    def read(self, answer: Any, members: Sequence[int | None]) -> list[Any]:
         scores = answer.get("scores") if isinstance(answer, dict) else None
-        if not isinstance(scores, list) or len(scores) != count:
-            raise _Nonsense(f"expected {{scores: [...]}} with {count} scores, found {describe(answer)}")
+        if not isinstance(scores, list) or len(scores) != len(members):
+            what = "scores" if members[0] is None else "lists of scores"
+            raise _Nonsense(f"expected {{scores: [...]}} with {len(members)} {what}, found {describe(answer)}")
         return [
             f"service: {each['error']}"[:400] if isinstance(each, dict) and isinstance(each.get("error"), str) else each
             for each in (_no_text(score) for score in scores)
@@ -364,7 +384,11 @@ class _Chat(_Form):
         self._parser: Callable[[str], Any] | None = None if reward.parser is None else load_function(reward.parser)
 
     def question(self, prompt: Prompt, response: str) -> Question:
-        return {"text": self._text(prompt, response)}
+        return {"text": self._text(prompt, response=response)}
+
+    def of_group(self, prompt: Prompt, responses: Sequence[str]) -> Question:
+        numbered = [f"Response {number}:\n{response}" for number, response in enumerate(responses, 1)]
+        return {"text": self._text(prompt, responses="\n\n".join(numbered))}
 
     def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
         (question,) = questions
@@ -372,7 +396,7 @@ class _Chat(_Form):
         body = {"model": self._reward.model, "messages": messages, "temperature": 0.0} | self._reward.options
         return _below(url, "/v1/chat/completions"), body
 
-    def read(self, answer: Any, count: int) -> list[Any]:
+    def read(self, answer: Any, members: Sequence[int | None]) -> list[Any]:
         try:
             reply = answer["choices"][0]["message"]["content"]
         except (TypeError, KeyError, IndexError):
@@ -387,24 +411,26 @@ class _Chat(_Form):
         found = self._pattern.findall(reply, timeout=_READING)
         if not found:
             raise _Nonsense(f"the reply has no score by {self._pattern.pattern!r}: {reply[-80:]!r}")
-        last = found[-1] if isinstance(found[-1], str) else found[-1][0]
-        try:
-            return [float(last)]
-        except ValueError:
-            raise _Nonsense(f"what the pattern found is no number: {last[:80]!r}") from None
+        texts = [each if isinstance(each, str) else each[0] for each in found]
+        if members[0] is None:
+            return [_to_number(texts[-1])]
+        if len(texts) != members[0]:
+            raise _Nonsense(f"the reply has {len(texts)} scores by {self._pattern.pattern!r}, expected {members[0]}")
+        return [[_to_number(text) for text in texts]]
 
 
 class _Classify(_Form):
     """``api: classify``: texts in, probabilities of labels out; the score is the last label's."""
 
     def question(self, prompt: Prompt, response: str) -> Question:
-        return {"text": self._text(prompt, response)}
+        return {"text": self._text(prompt, response=response)}
 
     def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
         texts = [question["text"] for question in questions]
         return _below(url, "/classify"), {"model": self._reward.model, "input": texts} | self._reward.options
 
-    def read(self, answer: Any, count: int) -> list[Any]:
+    def read(self, answer: Any, members: Sequence[int | None]) -> list[Any]:
+        count = len(members)
         try:
             rows = sorted(answer["data"], key=lambda row: row["index"])
             scores = [row["probs"][-1] for row in rows]
@@ -413,6 +439,13 @@ class _Classify(_Form):
         if [row["index"] for row in rows] != list(range(count)):
             raise _Nonsense(f"expected one row for each of {count} texts, found {len(rows)}")
         return [_no_text(score) for score in scores]
+
+
+def _to_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _Nonsense(f"what the pattern found is no number: {text[:80]!r}") from None
 
 
 def _below(url: str, path: str) -> str:

@@ -92,7 +92,9 @@ def _warm(answers: _Answers, judge: Judge, question: Question) -> None:
     answers.send({"type": "warming", "done": False})
     prompt, completion = read_question(question)
     gold = next(iter(read_golds(prompt.answer)), "")
-    ask(judge, prompt, replace(completion, text=f"Answer: \\boxed{{{gold}}}", answer=None, turns=()))
+    members = completion if isinstance(completion, list) else [completion]
+    made = [replace(each, text=f"Answer: \\boxed{{{gold}}}", answer=None, turns=()) for each in members]
+    ask(judge, prompt, made if isinstance(completion, list) else made[0])
     answers.send({"type": "warming", "done": True})
 
 

@@ -6,16 +6,18 @@ One small function per object.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
+from dapo.algorithms import hook_checks
+from dapo.algorithms.advantages import normalise
 from dapo.algorithms.algorithm import LENGTH_PENALTY, Algorithm, Float64, Passes
 from dapo.algorithms.correction import CorrectionKind, OffPolicyMask, importance_correction
 from dapo.algorithms.entropy import EntropyControl
-from dapo.algorithms.hook_checks import AdvantageHook, ExtraHook, KeepHook, LossHook, ShapingHook
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import Objective, with_terms
@@ -51,8 +53,6 @@ from dapo.types.batch import TEACHER, BoolArray, FloatArray, IntArray, Row
 from dapo.types.extra import Extra
 from dapo.types.seeds import MARKS, derive_seed
 
-CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook)
-
 
 def load_hook(name: str, setting: str) -> Callable[..., Any]:
     """Return the user's function ``package.module:function``; the working directory is importable.
@@ -72,15 +72,14 @@ def load_hook(name: str, setting: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _hook(kind: type[CheckedHook], name: str, setting: str) -> CheckedHook:
-    """Load a function of the user's with the check of what it returns before it."""
-    return kind(load_hook(name, setting), setting, name)
-
-
 def make_algorithm(recipe: Recipe) -> Algorithm:
     """Return the recipe's algorithm: its functions, bound to their settings, and its own state at the start."""
     a = recipe.algorithm
     sampling = a.dynamic_sampling
+
+    def checked(setting: str, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        return hook_checks.checked(load_hook(name, setting), setting, name, read)
+
     judge = partial(
         judge_group,
         metric_is_accuracy=not mixed_by_spread(recipe),
@@ -89,10 +88,17 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         band=sampling.band,
     )
     return Algorithm(
-        judge=_hook(KeepHook, sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
-        shape=_hook(ShapingHook, a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
+        judge=checked("algorithm.dynamic_sampling.keep", sampling.keep, hook_checks.read_verdict)
+        if sampling.keep
+        else judge,
+        shape=checked("algorithm.shaping", a.shaping, hook_checks.read_shaping) if a.shaping else make_shaping(recipe),
         advantages=make_advantages(recipe),
         loss_weights=make_loss_weights(recipe),
+        normalise=None if a.advantage_norm is None else partial(normalise, **_options(a.advantage_norm)),
+        advantage_range=(
+            -math.inf if a.advantage_clip.low is None else a.advantage_clip.low,
+            math.inf if a.advantage_clip.high is None else a.advantage_clip.high,
+        ),
         metric=sampling.metric,
         truncated_vote=not a.overlong_filtering if a.truncated_vote is None else a.truncated_vote,
         overlong_filtering=a.overlong_filtering,
@@ -105,13 +111,16 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         teachers={source: f"{TEACHER}{path}" for source, path in teachers(recipe).items()},
         taught_alone=taught_alone(recipe),
         passes=Passes(recipe.learner.minibatch_prompts, recipe.learner.epochs_per_rollout, recipe.run.seed),
+        entropy_coefficient=a.entropy_coefficient,
         entropy=make_entropy_control(recipe),
     )
 
 
-def make_entropy_control(recipe: Recipe) -> EntropyControl:
-    """Return the coefficient of the entropy term, which is fixed or adapts."""
+def make_entropy_control(recipe: Recipe) -> EntropyControl | None:
+    """Return what adapts the coefficient of the entropy term; None: it is fixed."""
     control = recipe.algorithm.entropy_control
+    if control.target is None:
+        return None
     return EntropyControl(recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max)
 
 
@@ -121,7 +130,8 @@ def make_advantages(recipe: Recipe) -> Callable[..., list[Float64]]:
     if isinstance(advantage, OwnAdvantage):
         setting = "algorithm.advantage.kind"
         found = load_hook(advantage.kind, setting)
-        return AdvantageHook(_with_options(found, advantage, "algorithm.advantage", given=2), setting, advantage.kind)
+        own = _with_options(found, advantage, "algorithm.advantage", given=2)
+        return hook_checks.checked(own, setting, advantage.kind, hook_checks.read_advantages)
     weights = {"weights": _reward_weights(recipe)} if advantage.by_reward else {}
     return partial(_function(advantage), **weights, **_options(advantage))
 
@@ -189,6 +199,7 @@ def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tup
         max_length=max_length if punishment.enabled else None,
         cache_length=cache_length,
         factor=punishment.factor,
+        truncated_factor=recipe.algorithm.truncated_factor,
     )
 
 
@@ -264,7 +275,7 @@ def make_objective(recipe: Recipe) -> Objective:
         _loss(recipe),
         kl_coefficient=kl_in_loss(recipe),
         kl_estimator=recipe.algorithm.kl_estimator,
-        entropy=make_entropy_control(recipe).used,
+        entropy=bool(recipe.algorithm.entropy_coefficient) or recipe.algorithm.entropy_control.target is not None,
         teacher=TeacherTerm(given.coefficient, given.term, given.estimator) if teachers(recipe) else None,
     )
 
@@ -291,9 +302,7 @@ def _loss(recipe: Recipe) -> Objective:
     found: Any = load_hook(loss.kind, setting)
     objective = found if isinstance(found, Objective) else Objective(found)
     own = _with_options(objective.loss, loss, "algorithm.loss", given=1)
-    checked = LossHook(own, setting, loss.kind, frozenset(objective.needs))
-    extra = None if objective.extra is None else ExtraHook(objective.extra, setting, loss.kind)
-    return replace(objective, loss=checked, extra=extra)
+    return hook_checks.checked_objective(replace(objective, loss=own), setting, loss.kind)
 
 
 def make_schedule(recipe: Recipe) -> Schedule:

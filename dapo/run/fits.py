@@ -36,7 +36,7 @@ def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, trainin
     problems = [
         *_lengths(recipe, facts, data, training),
         *_stop_tokens(recipe, facts),
-        *_adapter(recipe, facts),
+        *adapter_problems(recipe, facts),
         *_context_parallel(recipe, facts),
     ]
     if problems:
@@ -110,7 +110,8 @@ def _stop_tokens(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         )
 
 
-def _adapter(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+def adapter_problems(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield what ``model.lora`` names and the model does not have, and copies of tied tables."""
     lora = recipe.model.lora
     if lora.rank is None:
         return

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.schema.kinds import Advantage, Auto, Clip, ClippedLoss, Correction, GroupAdvantage, Loss
+from dapo.config.schema.kinds import (
+    Advantage,
+    AdvantageClip,
+    AdvantageNorm,
+    Auto,
+    Clip,
+    ClippedLoss,
+    Correction,
+    GroupAdvantage,
+    Loss,
+)
 from dapo.config.section import FREE, Above, Factor, Hook, Pair, Positive, Section, Signed, Whole
 
 
@@ -179,6 +189,11 @@ class AlgorithmSection(Section):
     """The surrogate and its reduction."""
     advantage: Advantage = GroupAdvantage()
     """Group-relative advantage."""
+    advantage_norm: AdvantageNorm | None = None
+    """Normalise the advantages once more, such as ``{mean: batch, std: batch}`` over all tokens with loss of a training
+    step; null: they stay as they are."""
+    advantage_clip: AdvantageClip = AdvantageClip()
+    """Bounds of the advantages, after all else (``reward/advantage_clipped``)."""
     dynamic_sampling: DynamicSampling = DynamicSampling()
     """Which groups train, and what happens until enough do."""
     overlong_punishment: OverlongPunishment = OverlongPunishment()
@@ -187,6 +202,9 @@ class AlgorithmSection(Section):
     """Truncated responses carry no loss and do not vote."""
     truncated_vote: bool | None = None
     """Truncated responses count in mean, std and keep decision; None: unless ``overlong_filtering``."""
+    truncated_factor: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Multiplies the scaled rewards of truncated responses, where those vote (NeMo RL's
+    ``stop_properly_penalty_coef``)."""
     reward_scaling: RewardScaling = RewardScaling()
     """DAPO rewards are +1 / -1."""
     shaping: Hook | None = None

@@ -149,6 +149,9 @@ class Reward(Section):
     function: Hook | None = None
     """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers). Reward functions
     of TRL and verl are recognised by their parameters (docs/rewards.md). ``async def`` is awaited."""
+    per: Literal["response", "group"] = "response"
+    """What one call sees. ``group``, for ``function`` and ``service``: all responses to a prompt, when the last one has
+    ended; the call returns a score for each. A function is then f(prompt, completions)."""
     pattern: str | None = None
     """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1). For ``service`` with ``api:
     openai``: finds the score in the reply (group 1, its last match); null: ``Score: NUMBER``."""

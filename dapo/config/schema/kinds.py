@@ -128,11 +128,11 @@ class ClippedLoss(LossKind):
             )
 
     def doubts(self) -> Iterator[str]:
-        if self.ratio == "sequence" and self.reduction.kind != "sequence_mean":
+        if self.ratio == "sequence" and self.reduction.kind not in ("sequence_mean", "sequence_sum"):
             yield (
                 f"algorithm.loss.ratio: sequence with reduction: {self.reduction.kind}: GSPO is a mean over responses "
-                "(algorithm.loss.reduction=sequence_mean, as in the preset gspo); here a response's one ratio counts "
-                "by other weights"
+                "(algorithm.loss.reduction=sequence_mean, as in the preset gspo), and LUSPO a mean of sums "
+                "(sequence_sum); here a response's one ratio counts by other weights"
             )
 
 
@@ -238,8 +238,9 @@ class GroupAdvantage(Normalised):
     function = "dapo.algorithms.advantages:group_advantages"
 
     kind: Literal["group"] = "group"
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is subtracted."""
+    baseline: Literal["mean", "leave_one_out", "batch_mean", "batch_leave_one_out", "none"] = "mean"
+    """What is subtracted: the mean of the group's rewards, or of all others of the group; the same of the batch; or
+    nothing."""
     scale: Literal["group_std", "batch_std", "none"] = "group_std"
     """What is divided by; ``none`` is Dr. GRPO."""
 
@@ -262,6 +263,29 @@ class OwnAdvantage(AdvantageKind):
 
 
 Advantage = Annotated[GroupAdvantage | Gdpo | OwnAdvantage, OneOf()]
+
+
+class AdvantageNorm(Section):
+    """AReaL's ``adv_norm``; each advantage counts once for each of its response's tokens with loss"""
+
+    mean: Literal["batch", "group", "none"] = "batch"
+    """Whose mean is subtracted."""
+    std: Literal["batch", "group", "none"] = "batch"
+    """Whose deviation from what is subtracted divides."""
+    leave_one_out: bool = False
+    """Take the mean of all other tokens."""
+    ddof: Literal[0, 1] = 1
+    """Degrees of freedom of the deviation."""
+    eps: Factor = 1e-5
+    """Added to the deviation."""
+
+
+class AdvantageClip(Section):
+    low: Annotated[float, Field(ge=-LARGE, le=0)] | None = None
+    """Smallest advantage; null: no bound."""
+    high: Factor | None = None
+    """Largest advantage; null: no bound."""
+
 
 # ---------------------------------------------------------------------- importance corrections
 

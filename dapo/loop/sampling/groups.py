@@ -129,14 +129,21 @@ class Scores:
         self._asked: set[Key] = set()  # handed over, and not yet in effect
         self.waiting = 0  # responses that were handed over and whose score has not arrived
 
-    def submit(self, key: Key, prompt: Prompt, response: Response, tick: int) -> None:
-        """Ask for the score of a response that ended at ``tick``, unless it was asked for before."""
-        if key in self._asked:
+    def submit(self, group: OpenGroup, tick: int) -> None:
+        """Ask for the scores of a group's responses that ended at ``tick`` or before, unless they were asked for.
+
+        Verifiers that see whole groups are asked once no response of the group is missing.
+        """
+        if self.rollouts.by_group and group.missing():
             return
-        self._asked.add(key)
-        self.rollouts.judge(key, prompt, response)
-        self._ended.append((tick + self.lag, key))
-        self.waiting += 1
+        new = [(key, response) for key, response in group.unscored_completions() if key not in self._asked]
+        self._ask(group, new)
+        self._asked.update(key for key, _ in new)
+        self._ended.extend((tick + self.lag, key) for key, _ in new)
+
+    def _ask(self, group: OpenGroup, responses: Sequence[tuple[Key, Response]]) -> None:
+        self.rollouts.judge(group.prompt, responses)
+        self.waiting += len(responses)
 
     def due(self, until: int | None, missing: Callable[[int], int]) -> Iterator[tuple[Key, Score]]:
         """Yield the scores that take effect up to tick ``until``; wait for a late one.
@@ -207,10 +214,12 @@ class Scores:
             self._due.setdefault(key.group, []).append(key)
         self._arrived = {Key(*key): from_tree(Score, tree) for key, tree in state["arrived"]}
         self._asked = {key for _, key in self._ended} | {key for keys in self._due.values() for key in keys}
-        for key in sorted(self._asked - self._arrived.keys()):
-            group = groups[key.group]
-            self.rollouts.judge(key, group.prompt, group.completions_G[key.sample])
-            self.waiting += 1
+        late = {key.group for key in self._asked - self._arrived.keys()}
+        if self.rollouts.by_group:  # one late score needs all responses of its group
+            self._arrived = {key: score for key, score in self._arrived.items() if key.group not in late}
+        for number in sorted(late):
+            group, keys = groups[number], sorted(self._asked - self._arrived.keys())
+            self._ask(group, [(key, group.completions_G[key.sample]) for key in keys if key.group == number])
 
     def held(self) -> tuple[int, int | None]:
         """Count the scores that arrived and are not in effect; return the engine step of the first that has one."""

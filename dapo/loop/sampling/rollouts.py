@@ -24,7 +24,7 @@ from dapo.types.batch import Key, Lane, Prompt, Response, SampleRequest, Score
 from dapo.types.enums import FinishReason
 from dapo.types.evidence import ENGINE, ENVIRONMENT, Awaited
 from dapo.types.extra import extra_problem
-from dapo.types.protocols import Engine, Scorer, Suspends, WorksAlone
+from dapo.types.protocols import Engine, Scorer, ScoresGroups, Suspends, WorksAlone
 
 
 class Rollouts:
@@ -42,6 +42,7 @@ class Rollouts:
         look: called before each wait for the engine or a score, and every second of it. It may raise to leave
             the wait, and nothing has changed then. None: nothing asks for that.
         happened: responses that ended, replies that took effect and scores that arrived, so far.
+        by_group: whether the verifiers are asked about all responses to a prompt at once.
     """
 
     watch: Callable[[], None] | None = None
@@ -57,6 +58,7 @@ class Rollouts:
         names_answers: bool = False,
     ) -> None:
         self.engine, self.scorer, self.names_answers = engine, scorer, names_answers
+        self.by_group = isinstance(scorer, ScoresGroups) and scorer.by_group
         self.episodes = episodes
         self.texts = texts if isinstance(texts, Texts) else Texts(texts)
         self._requests: dict[Key, SampleRequest] = {}  # what the engine has
@@ -320,9 +322,10 @@ class Rollouts:
                 whole = replace(self.episodes.whole(whole), turns=())
                 self._playing.discard(made.key)
                 self.drop([made.key])
-            problem = extra_problem(whole.extra, prompt=len(request.prompt_ids), response=len(whole))
-            if problem is not None and len(whole):
-                raise EngineError(f"response {made.key}: {problem}")
+            if whole.extra and len(whole):
+                problem = extra_problem(whole.extra, prompt=len(request.prompt_ids), response=len(whole))
+                if problem is not None:
+                    raise EngineError(f"response {made.key}: {problem}")
             whole_R.append((whole, request))
         decoded = iter(
             self.texts.decode(
@@ -384,15 +387,26 @@ class Rollouts:
 
     # ------------------------------------------------------------------ scores
 
-    def judge(self, key: Key, prompt: Prompt, response: Response) -> None:
-        """Ask for the score of a response that ended; one that its engine could not finish has none."""
-        if response.finish is FinishReason.FAILED:  # unscored, not wrong
-            failure = response.reason or "failed"
-            reason = failure if failure.startswith(ENVIRONMENT) else f"{ENGINE}{failure}"
-            self._scores[key.lane].append((key, Score(reason=reason)))
+    def judge(self, prompt: Prompt, responses: Sequence[tuple[Key, Response]]) -> None:
+        """Ask for the scores of responses to a prompt that ended; where ``by_group``, of all responses of its group.
+
+        A response that its engine could not finish has no score, and no verifier sees it.
+        """
+        ended = []
+        for key, response in responses:
+            if response.finish is FinishReason.FAILED:  # unscored, not wrong
+                failure = response.reason or "failed"
+                reason = failure if failure.startswith(ENVIRONMENT) else f"{ENGINE}{failure}"
+                self._scores[key.lane].append((key, Score(reason=reason)))
+            else:
+                self._asked[key.lane] += 1
+                ended.append((key, response))
+        if self.by_group and ended:
+            assert isinstance(self.scorer, ScoresGroups)
+            self.scorer.submit_group([key for key, _ in ended], prompt, [response for _, response in ended])
         else:
-            self._asked[key.lane] += 1
-            self.scorer.submit(key, prompt, response)
+            for key, response in ended:
+                self.scorer.submit(key, prompt, response)
 
     def scores(self, lane: Lane, timeout: float | None = None) -> list[tuple[Key, Score]]:
         """Return the scores of a lane that arrived since the last call.

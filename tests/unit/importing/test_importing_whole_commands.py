@@ -155,7 +155,7 @@ def test_another_method_is_refused_by_what_names_it(text: str, name: str, said: 
         (VERL + f"{N}=4 {ONE} {LOSS}=k1 {DISTIL}.use_policy_gradient=True", "verl clips its advantage apart"),
         (SWIFT + "--teacher_model_server http://localhost:8000", "teacher_model_server"),
         (VERL + "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode = geo_mean"),
-        (VERL.replace("=grpo", "=reinforce_plus_plus") + f"{N}=4", "adv_estimator = reinforce_plus_plus"),
+        (VERL.replace("=grpo", "=remax") + f"{N}=4", "adv_estimator = remax"),
         (f"python3 -m verl.trainer.main_ppo {N}=4", "verl's default of algorithm.adv_estimator"),
         (SWIFT + "--sdar_loss_coef 0.1", "sdar_loss_coef = 0.1"),
         (SWIFT + "--loss_type fipo", "loss_type = fipo"),

@@ -9,7 +9,7 @@ import pytest
 from scripted import ScriptedEngine, make_collector, random_world
 from scripted_run import STEPS as RUN
 from scripted_run import make_run
-from test_loop_worlds import LateScorer
+from test_loop_worlds import LateGroupScorer, LateScorer
 
 from dapo.checkpoint.tree import load_tree, save_tree
 
@@ -32,12 +32,14 @@ class Look:
             raise Asked
 
 
-def world(number, **changes):
+def world(number, *, whole_groups=False, **changes):
     """A collector whose groups are rejected, scored late, carried and replaced."""
     length, accuracy = random_world(number, mean_length=6, kept=0.4)
     settings = {"prompts": 3, "group": 2, "capacity": 5, "lag": 4, "lookahead": 0.5, "max_age": 2, "limit": 30}
     collector = make_collector(length=length, accuracy=accuracy, **{**settings, **changes})
-    collector.rollouts.scorer = LateScorer(accuracy, lambda g, i: (g * 7 + i * 3 + number) % 5)
+    late = lambda g, i: (g * 7 + i * 3 + number) % 5  # noqa: E731
+    collector.rollouts.scorer = LateGroupScorer(accuracy, late, 2) if whole_groups else LateScorer(accuracy, late)
+    collector.rollouts.by_group = whole_groups
     return collector
 
 
@@ -96,10 +98,11 @@ WORLDS = {
 }
 
 
+@pytest.mark.parametrize("whole_groups", [False, True])
 @pytest.mark.parametrize("name", WORLDS)
-def test_a_stop_at_any_moment_changes_no_digit(name, tmp_path):
+def test_a_stop_at_any_moment_changes_no_digit(name, whole_groups, tmp_path):
     def make():
-        return world(len(name), **WORLDS[name])
+        return world(len(name), whole_groups=whole_groups, **WORLDS[name])
 
     expected, looks = untouched(make)
     assert looks > STEPS

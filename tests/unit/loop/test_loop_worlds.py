@@ -46,6 +46,26 @@ class LateScorer(ScriptedScorer):
         return found
 
 
+class LateGroupScorer(LateScorer):
+    """Is asked about whole groups; scores of one group come at different times."""
+
+    by_group = True
+
+    def __init__(self, accuracy, delay, size):
+        super().__init__(accuracy, delay)
+        self.size = size
+
+    def submit_group(self, keys, prompt, completions):
+        assert [key.sample for key in keys] == list(range(self.size)), "a group that is not whole"
+        assert len({key[:2] for key in keys}) == 1
+        assert all(completion.finish is not None for completion in completions)
+        for key, completion in zip(keys, completions, strict=True):
+            super().submit(key, prompt, completion)
+
+    def submit(self, key, prompt, completion):
+        raise AssertionError("a response was asked about alone")
+
+
 class Server(ScriptedEngine):
     """Works alone, as a server does: its responses are heard of some looks after they ended."""
 
@@ -123,9 +143,10 @@ def drawn_world(number):
         max_age=chance.choice([0, 1, 2, 4]) if not overlaps else chance.choice([1, 2, 4]),
         on_max_age=chance.choice(["wait", "wait", "drop"]),
     )
-    collector.rollouts.scorer = LateScorer(
-        accuracy, lambda g, i: latency.setdefault((g, i), delays.randint(0, patience) if patience else 0)
-    )
+    late = lambda g, i: latency.setdefault((g, i), delays.randint(0, patience) if patience else 0)  # noqa: E731
+    collector.rollouts.by_group = number % 3 == 0
+    groups = LateGroupScorer(accuracy, late, collector.group_size)
+    collector.rollouts.scorer = groups if collector.rollouts.by_group else LateScorer(accuracy, late)
     turns = None if by_clock else chance.randint(0, 6)
     return collector, overlaps, turns, chance
 

@@ -137,3 +137,58 @@ def trl_odd_metric(completions, log_metric):
     log_metric("part/format", 1.0)
     log_metric("loss", float("inf"))
     return [1.0]
+
+
+def longest(prompt, completions):
+    """1 for the longest response of its group; how many there were is recorded."""
+    lengths = [len(completion.text) for completion in completions]
+    return [{"accuracy": float(length == max(lengths)), "members": len(lengths)} for length in lengths]
+
+
+def trl_rank(prompts, completions, level, log_metric, **kwargs):
+    assert len(prompts) == len(completions) == len(level)
+    log_metric("members", len(completions))
+    return [sum(len(other) < len(text) for other in completions) / len(completions) for text in completions]
+
+
+def verl_batch(data_sources, solution_strs, ground_truths, extra_infos):
+    right = [text == gold for text, gold in zip(solution_strs, ground_truths, strict=True)]
+    return [{"score": one / max(1, sum(right)), "right": sum(right), "source": data_sources[0]} for one in right]
+
+
+def one_too_few(prompt, completions):
+    return [0.5] * (len(completions) - 1)
+
+
+def one_number(prompt, completions):
+    return 0.5
+
+
+def some_missing(prompt, completions):
+    return [{"": None, "x": "high"}.get(completion.text, 0.5) for completion in completions]
+
+
+def tensor_of_group(prompt, completions):
+    import numpy as np
+
+    return np.arange(len(completions)) / len(completions)
+
+
+def unordered(prompt, completions):
+    return {0.5, 0.25}
+
+
+def group_raises(prompt, completions):
+    raise KeyError("level")
+
+
+def group_ends(prompt, completions):
+    if any("boxed" not in completion.text for completion in completions):
+        os._exit(3)
+    return [0.5] * len(completions)
+
+
+def group_hangs(prompt, completions):
+    if any("boxed" not in completion.text for completion in completions):
+        time.sleep(60)
+    return [0.5] * len(completions)

@@ -406,10 +406,10 @@ def test_a_pattern_that_backtracks_and_a_parser_that_hangs_cost_their_reply_alon
 def test_the_driver_goes_on_while_a_reply_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, go_on = threading.Event(), threading.Event()
 
-    def read(self: Any, answer: Any, count: int) -> list[Any]:
+    def read(self: Any, answer: Any, members: list[None]) -> list[Any]:
         reading.set()
         assert go_on.wait(20)
-        return [0.5] * count
+        return [0.5] * len(members)
 
     monkeypatch.setattr(service._Own, "read", read)
     with judge(lambda n, path, body, headers: good(body)) as service_, scorer_of(url=service_.url) as scorer:
