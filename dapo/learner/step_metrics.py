@@ -104,7 +104,9 @@ class TokenRecord:
             reference_gaps=log_ratio(np.concatenate(references)[mask], logprobs)
             if len(references) == len(rows)
             else None,
-            teacher_gaps=_teacher_gaps(rows, mask, logprobs) if any(row.taught for row in rows) else None,
+            teacher_gaps=_teacher_gaps(rows, mask, logprobs)
+            if any(row.teacher_logprobs is not None for row in rows)
+            else None,
         )
 
     def _corrected(self) -> BoolArray:

@@ -449,11 +449,6 @@ class Row(TokenRow):
         if problem is not None:
             raise HookError(f"response {self.sample} of group {self.group}: {problem}")
 
-    @property
-    def taught(self) -> bool:
-        """Whether a teacher judges it."""
-        return self.teacher_logprobs is not None
-
     def teacher_or_nan(self) -> FloatArray:
         """float32 [tokens], nan where no teacher judges the row."""
         made = self.teacher_logprobs
