@@ -57,8 +57,14 @@ endif
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
+# So has what executes the notebook, whose cells run in .venv.
+.venv-notebook/.installed:
+	$(PYTHON) -m venv .venv-notebook
+	.venv-notebook/bin/pip install -q --disable-pip-version-check nbclient ipykernel
+	@touch $@
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-chat-model-trl bench-real-model pictures golden golden-matrix combinations combinations-clock oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-chat-model-trl bench-real-model pictures golden golden-matrix combinations combinations-clock oracles mutation notebook site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -123,6 +129,9 @@ test-slow: setup ## run the slow tests: every gold answer, longer runs
 # The variable leaves out an advertisement.
 site: .venv-site/.installed ## build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+
+notebook: setup .venv-notebook/.installed ## execute docs/notebook.ipynb and keep its outputs
+	.venv-notebook/bin/python tests/helpers/run_notebook.py
 
 # Not part of `make test`; skipped, with the reason, where no Chromium is found.
 test-browser: setup site ## test the pages in Chromium
@@ -267,4 +276,4 @@ format: setup ## format the code
 	$(BIN)/ruff check --fix .
 
 clean: ## delete environments and build files
-	rm -rf .venv .venv-trl .venv-vllm .venv-site .venv-trackers .venv-verifiers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-trl .venv-vllm .venv-site .venv-notebook .venv-trackers .venv-verifiers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

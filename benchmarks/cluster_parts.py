@@ -104,7 +104,7 @@ def learner_rows(rounds: int) -> list[dict[str, Any]]:
                 deployment,
                 read_facts(folder, "float32"),
                 None,
-                exchange=WeightExchange.by_folder(Path(work) / "weights"),
+                exchange=WeightExchange(ROUTES["folder"](WeightSets(Path(work) / "weights"), LOOPBACK, 0.0)),
                 run=None,
             )
             processes = [facts.process for facts in learner.workers.facts]

@@ -109,14 +109,25 @@ def repository_file(path: Path, config: Any) -> File:
 
 
 def notebook_page(text: str, name: str) -> str:
-    """A notebook's cells as a page, with the notebook itself to be saved."""
+    """A notebook's cells and what they show as a page, with the notebook itself to be saved."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [_output(output) for output in cell.get("outputs", ())]
     title, *rest = parts
     head, _, tail = title.partition("\n")
     return "\n\n".join([head, f'<a href="{name}" download>Save this page as a notebook</a>', tail.strip(), *rest])
+
+
+def _output(output: dict[str, Any]) -> str:
+    """What a cell shows: a picture, HTML or text."""
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    if "image/png" in data:
+        return f'<img alt="What the cell above draws" src="data:image/png;base64,{"".join(data["image/png"].split())}">'
+    if "text/html" in data:
+        return f"<div>{data['text/html']}</div>"
+    return f"```text\n{data['text/plain'].strip()}\n```"
 
 
 def _named(nav: Any) -> Iterator[str]:

@@ -43,7 +43,7 @@ def _prompts(room: Room, vocabulary: int, count: int = 4) -> list[Any]:
 def _gaps(room: Room, loaded: LoadedModel, tokens: int) -> torch.Tensor:
     """|engine - learner| of every sampled token, nats."""
     engine = EmbeddedEngine(loaded)
-    room.note("decoder", engine.decoder_name)
+    room.note("decoder", engine.decoder.name)
     asked = requests(_prompts(room, 200), room.sized(16, 4), tokens)
     engine.submit(asked)
     rows = [row_of(request, event) for request, event in zip(asked, finish(engine), strict=True)]

@@ -79,7 +79,7 @@ def _embedded(
     if not (done and made):
         raise Skipped("the time was over")
     rate = rows * made / took
-    what = f"embedded ({engine.decoder_name}), {rows} rows" + (", no graphs" if graphs is False else "")
+    what = f"embedded ({engine.decoder.name}), {rows} rows" + (", no graphs" if graphs is False else "")
     room.rate(f"{what}: a step of the first responses, recordings included", 1000 * first / done, "ms")
     if recorded is not None:
         room.expect_true(f"{what}: decodes by graphs", recorded.broken is None, recorded.broken or "")

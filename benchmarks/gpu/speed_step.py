@@ -93,7 +93,8 @@ def run_steps(room: Room, recipe: Any) -> tuple[list[dict[str, float]], int]:
             if room.on_card and memory > (whole := torch.cuda.mem_get_info()[1]):
                 raise Skipped(f"dapo check expects {memory / 2**30:.0f} GiB, the card has {whole / 2**30:.0f}")
             trainer = session.trainer(recorder, _Nowhere(room.folder / "checkpoints"))
-            trainer.run()
+            for _ in trainer.each_step():
+                pass
         finally:
             session.close()
     return recorder.rows, memory

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,8 @@ class Algorithm:
     ratio_against: RatioAgainst = "sampler"
     refresh_every: int | None = None  # training steps after which the reference becomes the policy; None: never
     passes: Passes = Passes()
-    entropy: EntropyControl = field(default_factory=EntropyControl)
+    entropy_coefficient: float = 0.0  # of the entropy term, where it is fixed
+    entropy: EntropyControl | None = None  # what adapts the coefficient; None: it is fixed
 
     # ------------------------------------------------------------------ a group
 
@@ -148,8 +149,10 @@ class Algorithm:
         A KL in the reward compares the reference with the numbers that the ratio runs against. Interpolated ones need
         no forward pass of their own, so the sampler's are taken for them.
         """
+        if not self.needs_reference:
+            return {}
         rows = [row for group, index in self._voting(batch.groups_P) for row in token_rows(group, index)]
-        if not rows or not self.needs_reference:
+        if not rows:
             return {}
         if self.kl_in_reward and self.ratio_against == "learner":
             return {"reference": rows, "policy": rows}
@@ -178,8 +181,7 @@ class Algorithm:
         """
         for group in batch.finished:
             self.shape_group(group)
-        voting = self._voting(batch.groups_P)
-        found = {of: joined_logprobs(voting, arrays) for of, arrays in logprobs.items()}
+        found = {of: joined_logprobs(self._voting(batch.groups_P), arrays) for of, arrays in logprobs.items()}
         references = found.get("reference", {})
         batch.metrics |= self.sum_metrics(batch.groups_P)
         if self.kl_in_reward:
@@ -198,7 +200,7 @@ class Algorithm:
             [rate(number) for number in range(len(rows_M))],
             version,
             self.ratio_against,
-            entropy_coefficient=self.entropy.now,
+            entropy_coefficient=self.entropy_coefficient if self.entropy is None else self.entropy.now,
             refresh_reference=self.refresh_every is not None and (version + 1) % self.refresh_every == 0,
             epochs=self.passes.epochs,
         )
@@ -209,18 +211,20 @@ class Algorithm:
 
     def learned(self, step: LearnStep, metrics: Metrics) -> Metrics:
         """Adapt to what the learner measured in ``step``; return metrics of what the algorithm had set in it."""
-        if not self.entropy.used:
+        if self.entropy is not None:
+            self.entropy.update(metrics.get("train/entropy", math.nan))
+        elif not self.entropy_coefficient:
             return {}
-        self.entropy.update(metrics.get("train/entropy", math.nan))
         return {"train/entropy_coefficient": step.entropy_coefficient}
 
     def state(self) -> dict[str, Any]:
         """Return what changes during a run, for a checkpoint."""
-        return {"entropy": self.entropy.state()}
+        return {"entropy": [] if self.entropy is None else self.entropy.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state`` returned."""
-        self.entropy.load(state["entropy"])
+        if self.entropy is not None:
+            self.entropy.load(state["entropy"])
 
     def rows(
         self, groups: Sequence[Group], traced: Collection[int] = (), references: References | None = None

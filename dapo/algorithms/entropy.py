@@ -1,4 +1,4 @@
-"""The coefficient of the entropy term: fixed, or following the entropy that the last step had."""
+"""The coefficient of the entropy term that follows the entropy of the last step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class EntropyControl:
     tax (a coefficient below 0) after one above it.
     """
 
-    coefficient: float = 0.0  # the fixed one, or where an adapting one stands
-    target: float | None = None  # nats; None: the coefficient is fixed
+    coefficient: float  # where it is now
+    target: float  # nats
     step: float = 0.005
     low: float = 0.0
     high: float = 0.1
@@ -26,30 +26,25 @@ class EntropyControl:
     @property
     def now(self) -> float:
         """Coefficient of the next training step."""
-        if self.target is None or self.measured is None:
+        if self.measured is None:
             return self.coefficient
         return max(self.coefficient, 0.0) if self.measured <= self.target else min(self.coefficient, 0.0)
-
-    @property
-    def used(self) -> bool:
-        """Whether the loss has an entropy term."""
-        return bool(self.coefficient) or self.target is not None
 
     def update(self, entropy: float) -> None:
         """Move the coefficient by the mean entropy of a training step's tokens with loss; nan (no such token) changes
         nothing."""
-        if self.target is None or math.isnan(entropy):
+        if math.isnan(entropy):
             return
         self.measured = entropy
         moved = self.coefficient + (self.step if entropy <= self.target else -self.step)
         self.coefficient = min(self.high, max(self.low, moved))
 
     def state(self) -> list[float | None]:
-        """For checkpoints; empty where nothing adapts."""
-        return [] if self.target is None else [self.coefficient, self.measured]
+        """For checkpoints."""
+        return [self.coefficient, self.measured]
 
     def load(self, state: Sequence[float | None]) -> None:
         """Take over what ``state`` returned. A run that begins to adapt at a resume begins at its recipe's value."""
-        if state and self.target is not None:
+        if state:
             self.coefficient = min(self.high, max(self.low, float(state[0] or 0.0)))
             self.measured = None if state[1] is None else float(state[1])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dapo.api.recipe import RecipeLike, RewardLike, ask
 from dapo.cli.check import look_at_run
 from dapo.cli.check_screen import DOUBTS, GRAVE, NOT_HERE_TITLE, Sections
+
+if TYPE_CHECKING:
+    from dapo.api.sections import EnvironmentSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,11 @@ def check(
     train: Any = None,
     validation: Any = None,
     objective: Any = None,
-    environment: Any = None,
+    environment: EnvironmentSettings | str | Callable[..., Any] | None = None,
     tools: Sequence[Any] = (),
+    tokenizer: Any = None,
     tries: int = 0,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Report:
     """Everything about a run before it starts; trains nothing.
 
@@ -83,6 +87,7 @@ def check(
         objective: a loss of yours.
         environment: who answers the model between its turns.
         tools: typed functions that the model may call.
+        tokenizer: of a loaded model.
         tries: groups to generate and score with the model itself; 0: its weights are not loaded.
         settings: by section or key.
 
@@ -97,6 +102,7 @@ def check(
         objective=objective,
         environment=environment,
         tools=tools,
+        tokenizer=tokenizer,
         settings=settings,
     )
     sections = Sections()

@@ -6,7 +6,7 @@ import io
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +19,13 @@ from dapo.api.recipe import RewardLike, overrides_of, reward_sections
 from dapo.api.run import Records, Run
 from dapo.cli.evaluate_recipe import evaluation_recipe
 from dapo.errors import AccuracyUnknown, RecipeError
+from dapo.observe.answer_lines import answer_records
 from dapo.observe.evaluation_table import Shown, table
 from dapo.observe.log import warnings_to
 from dapo.observe.sentences import silent_said
 from dapo.run.evaluate import Subject, evaluated, shown_as
 from dapo.types.evaluation import EvaluationResult
-from dapo.types.events import Numbers, answers_seen, frozen
+from dapo.types.events import Numbers, sealed
 from dapo.types.evidence import silent_of
 
 
@@ -36,7 +37,7 @@ class Evaluation:
         model: name of the model, or the run's folder.
         step: of the run's checkpoint; None: a model that is no run.
         metrics: keys without ``validation/``: ``accuracy``, ``accuracy_low``, ``pass@4``, and ``SET/accuracy`` by set.
-        answers: a record for each response.
+        answers: a record for each response, with the keys of the lines that ``dapo evaluate --out`` writes.
     """
 
     model: str
@@ -49,8 +50,8 @@ class Evaluation:
     def of(cls, model: str, step: int | None, samples: int, result: EvaluationResult) -> Self:
         """From the result of an evaluation, ``samples`` responses a problem."""
         metrics = {key.removeprefix("validation/"): value for key, value in result.metrics.items()}
-        answers = Records(asdict(answer) for answer in answers_seen(result.responses))
-        return cls(model, step, frozen(metrics), answers, shown_as(model, step, samples, result))
+        answers = Records(answer_records(result.sets))
+        return cls(model, step, sealed(metrics), answers, shown_as(model, step, samples, result))
 
     @property
     def accuracy(self) -> float:

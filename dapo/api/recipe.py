@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dapo.algorithms.objective import Objective
 from dapo.api.data import sources
+from dapo.api.objects import FOLDER, saved_model
 from dapo.config.load import LoadedRecipe, apply_settings, load_recipe, recipe_from_dict
 from dapo.config.schema import Recipe
 from dapo.config.shipped import find_recipe
@@ -18,9 +20,12 @@ from dapo.config.yaml_files import parse_yaml, read_recipe_file
 from dapo.errors import RecipeError
 from dapo.hooks import give, is_object
 
+if TYPE_CHECKING:
+    from dapo.api.sections import RewardSettings
+
 RecipeLike = str | Path | Mapping[str, Any] | Recipe | LoadedRecipe
 """A recipe: its file or short name, a nested dictionary, or one that was loaded."""
-RewardLike = str | Mapping[str, Any] | Callable[..., Any]
+RewardLike: TypeAlias = "str | RewardSettings | Callable[..., Any]"
 """A reward: a function f(prompt, completion), a kind (``math``), or the keys of a reward."""
 SECTIONS = {name for name in Recipe.model_fields if name != "preset"}
 
@@ -42,6 +47,7 @@ def ask(
     objective: Any = None,
     environment: Any = None,
     tools: Sequence[Any] = (),
+    tokenizer: Any = None,
     settings: Mapping[str, Any] | None = None,
     sft: bool = False,
 ) -> Asked:
@@ -55,6 +61,7 @@ def ask(
         objective: a loss of the caller's: a function, or an ``Objective``.
         environment: who answers the model: a generator function, a class, or keys of the section.
         tools: typed functions that the model may call.
+        tokenizer: of a loaded model, which ``settings`` hold as ``model``.
         settings: sections (``trainer={"steps": 20}``) and dotted keys (``{"trainer.steps": 20}``).
         sft: for a supervised run; ``train`` and ``validation`` are those of the section ``sft``.
 
@@ -76,15 +83,21 @@ def ask(
         return Asked(loaded, _objects(loaded.recipe))
     given, path = _settings_of(recipe)
     beneath = given
-    model = settings.get("model")
-    if isinstance(model, str | Path):
-        settings["model"] = {"path": str(model)}
+    model = _taken_model(settings)
     _check_names(settings)
     laid = {key: _hooked(value, key) for key, value in settings.items()}
     given = apply_settings(given, laid, filled_in=isinstance(recipe, Recipe | LoadedRecipe))
     if rewards is not None:
         given["rewards"] = reward_sections(rewards)
     folder = Path(str((given.get("run") or {}).get("dir", "runs")))
+    notes: list[str] = []
+    if model is not None:
+        given["model"], notes = _model_section(given.get("model"), model, tokenizer, folder)
+    elif tokenizer is not None:
+        raise RecipeError(
+            "tokenizer=... belongs to a loaded model, given as model=...: a model that is named has its own tokenizer; "
+            "another chat template is data.chat_template"
+        )
     section = "sft" if sft else "data"
     data = dict(given.get(section) or {})
     if train is not None:
@@ -93,8 +106,38 @@ def ask(
         data["validation"] = sources(validation, "held_out", folder)
     if data:
         given[section] = data
-    loaded = recipe_from_dict(_hooked(given, ""), path=path, sft=sft, beneath=_hooked(beneath, ""))
-    return Asked(loaded, _objects(loaded.recipe))
+    loaded = recipe_from_dict(given, path=path, sft=sft, beneath=beneath)
+    return Asked(replace(loaded, warnings=(*loaded.warnings, *notes)), _objects(loaded.recipe))
+
+
+def _taken_model(settings: dict[str, Any]) -> Any:
+    """Take a loaded model out of settings and return it; None if they name one, whose key is then ``model.path``."""
+    section = settings.get("model")
+    if section is not None and not isinstance(section, Mapping):
+        settings["model.path"] = settings.pop("model")
+    elif section is not None and "path" in section:
+        settings["model"] = {key: value for key, value in section.items() if key != "path"}
+        settings.setdefault("model.path", section["path"])
+    path = settings.get("model.path")
+    return None if path is None or isinstance(path, str | Path) else settings.pop("model.path")
+
+
+def _model_section(section: Any, model: Any, tokenizer: Any, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the section ``model`` with the folder of a loaded model, which is saved first, and what to say of it.
+
+    Args:
+        section: as it is without the model.
+        model: the model.
+        tokenizer: its tokenizer.
+        folder: of the runs.
+    """
+    own = dict(section) if isinstance(section, Mapping) else {}
+    saved = saved_model(model, tokenizer, folder / FOLDER, trust_remote_code=own.get("trust_remote_code") is True)
+    filled = {"dtype": saved.dtype, **own, "path": str(saved.path)}
+    if filled["dtype"] == saved.dtype:
+        return filled, saved.notes
+    note = f"the loaded model is {saved.dtype}, and model.dtype of the recipe is {filled['dtype']}, in which it trains"
+    return filled, [note, *saved.notes]
 
 
 def _environment_settings(environment: Any, tools: Sequence[Any]) -> dict[str, Any]:
@@ -165,7 +208,7 @@ def _settings_of(recipe: RecipeLike | None) -> tuple[dict[str, Any], Path | None
     if isinstance(recipe, Recipe):
         return recipe.model_dump(mode="json"), None
     if isinstance(recipe, Mapping):
-        return dict(recipe), None
+        return _hooked(dict(recipe), ""), None
     what = "a function" if callable(recipe) else type(recipe).__name__
     hint = "; a reward is given as rewards=[f]" if callable(recipe) else ""
     hint = hint or ("; data are given as train=..." if isinstance(recipe, Sequence) else "")
@@ -177,8 +220,10 @@ def _settings_of(recipe: RecipeLike | None) -> tuple[dict[str, Any], Path | None
 def _check_names(settings: Mapping[str, Any]) -> None:
     for key in settings:
         if "." not in key and key not in SECTIONS | {"preset"}:
+            near = get_close_matches(key, SECTIONS, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
             raise RecipeError(
-                f"{key!r} is no argument and no section of a recipe; settings are given by section "
+                f"{key!r} is no argument and no section of a recipe{hint}; settings are given by section "
                 f"(trainer={{'steps': 20}}) or by their key (**{{'trainer.steps': 20}}). Sections: "
                 f"{', '.join(sorted(SECTIONS))}"
             )
@@ -222,6 +267,10 @@ def _hooked(value: Any, key: str) -> Any:
         return [_hooked(below, f"{key}.{n}") for n, below in enumerate(value)]
     if isinstance(value, Path):
         return str(value)
+    if key.lstrip(".") in ("model", "model.path") and hasattr(value, "parameters"):
+        raise RecipeError(
+            f"{key.lstrip('.')}: a loaded model starts a run, as train(model=..., tokenizer=...), and has no place here"
+        )
     if callable(value) or isinstance(value, Objective):
         return _hook(value)
     return value

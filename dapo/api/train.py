@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from weakref import finalize
 
 from dapo.api.evaluation import Evaluation
 from dapo.api.notebook import console_for
-from dapo.api.recipe import RecipeLike, RewardLike, ask, hooks_of, overrides_of
+from dapo.api.recipe import Asked, RecipeLike, RewardLike, ask, hooks_of, overrides_of
 from dapo.api.run import Run, open_run
 from dapo.config.load import load_recipe
 from dapo.config.resume import Change, load_for_resume
@@ -24,7 +24,10 @@ from dapo.loop.reinforcement import Reinforcement
 from dapo.observe.callbacks import as_callback
 from dapo.run.given import Given
 from dapo.run.train import Opened, Steps, begin, go_on
-from dapo.types.events import StepEvent, frozen, groups_seen
+from dapo.types.events import StepEvent, sealed
+
+if TYPE_CHECKING:
+    from dapo.api.sections import EnvironmentSettings, ResumeSettings, Settings
 
 LIVE = {
     "learner.learning_rate",
@@ -46,12 +49,13 @@ def train(
     validation: Any = None,
     callbacks: Sequence[Any] = (),
     objective: Any = None,
-    environment: Any = None,
+    environment: EnvironmentSettings | str | Callable[..., Any] | None = None,
     tools: Sequence[Any] = (),
+    tokenizer: Any = None,
     engine: Any = None,
     scorer: Any = None,
     stream: Any = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Run:
     """Train to the end, as ``dapo train`` does, and return the run.
 
@@ -65,6 +69,7 @@ def train(
         environment: who answers the model between its turns: a generator function f(prompt, rng), a class, or keys of
             the section ``environment``.
         tools: typed functions that the model may call.
+        tokenizer: of a loaded model that is given as ``model=``, which is saved under the folder of the runs.
         engine: an engine of yours, or what makes one of a context (docs/extending.md).
         scorer: a scorer of yours, likewise.
         stream: a prompt stream of yours, likewise.
@@ -73,20 +78,19 @@ def train(
     Raises:
         DapoError: what ``dapo train`` would have told.
     """
-    with Trainer(
+    asked = ask(
         recipe,
         rewards=rewards,
         train=train,
         validation=validation,
-        callbacks=callbacks,
         objective=objective,
         environment=environment,
         tools=tools,
-        engine=engine,
-        scorer=scorer,
-        stream=stream,
-        **settings,
-    ) as trainer:
+        tokenizer=tokenizer,
+        settings=settings,
+    )
+    del settings  # a loaded model is saved by now, and only the caller may keep it
+    with Trainer._of_asked(asked, Given(engine, scorer, stream, tuple(map(as_callback, callbacks)))) as trainer:
         for _ in trainer:
             pass
     return trainer.run
@@ -103,7 +107,7 @@ def resume(
     engine: Any = None,
     scorer: Any = None,
     stream: Any = None,
-    **settings: Any,
+    **settings: Unpack[ResumeSettings],
 ) -> Run:
     """Go on with a run from its newest checkpoint, as ``dapo train --resume`` does.
 
@@ -157,12 +161,13 @@ class Trainer:
         validation: Any = None,
         callbacks: Sequence[Any] = (),
         objective: Any = None,
-        environment: Any = None,
+        environment: EnvironmentSettings | str | Callable[..., Any] | None = None,
         tools: Sequence[Any] = (),
+        tokenizer: Any = None,
         engine: Any = None,
         scorer: Any = None,
         stream: Any = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         """As ``train``. The model is loaded here."""
         self._steps: Steps | None = None
@@ -174,9 +179,20 @@ class Trainer:
             objective=objective,
             environment=environment,
             tools=tools,
+            tokenizer=tokenizer,
             settings=settings,
         )
-        self._given = Given(engine, scorer, stream, tuple(map(as_callback, callbacks)), asked.objects, python=True)
+        self._begin(asked, Given(engine, scorer, stream, tuple(map(as_callback, callbacks))))
+
+    @classmethod
+    def _of_asked(cls, asked: Asked, given: Given) -> Self:
+        trainer = cls.__new__(cls)
+        trainer._steps = None
+        trainer._begin(asked, given)
+        return trainer
+
+    def _begin(self, asked: Asked, given: Given) -> None:
+        self._given = replace(given, objects=asked.objects, python=True)
         console, more = console_for(asked.loaded.recipe.logging.console)
         self._open(begin(asked.loaded, self._given.with_callbacks(more), console))
 
@@ -210,7 +226,7 @@ class Trainer:
         except BaseException:
             self._steps = None
             raise
-        return StepEvent(done.step, frozen(done.metrics), groups_seen(done.finished))
+        return StepEvent(done.step, sealed(done.metrics), sealed(done.finished))
 
     @property
     def recipe(self) -> Recipe:

@@ -215,13 +215,6 @@ def _few_problems(recipe: Recipe, data: PreparedData) -> Iterator[str]:
         yield f"{said}. Hold out more (data.validation, validation.limit)"
 
 
-def here_lines(recipe: Recipe) -> list[str]:
-    """Why `dapo train` would refuse the recipe on this machine as it is now, whatever the recipe is worth elsewhere."""
-    from dapo.run.here import lacking, without_place
-
-    return [*lacking(recipe), *without_place(recipe)]
-
-
 def difference_lines(loaded: LoadedRecipe) -> Iterator[str]:
     width = max(map(len, loaded.difference), default=0)
     for path, (before, after) in loaded.difference.items():

@@ -102,6 +102,7 @@ def _lines(made: Response) -> Iterator[str]:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         told = f"; calls {', '.join(turn.calls)}" if turn.calls else ""
         told += f"; reward {turn.reward:g}" if turn.reward else ""
+        told += "".join(f"; {name} {value:g}" for name, value in turn.facts.items())
         yield f"[{turn.who}] {shown!r}: {tokens} tokens, {kind}{told}"
     ends = {"done": "the environment ended it", "turns": "max_turns ended it", "tokens": "its tokens are spent"}
     ends |= {"reply": "a reply left no token for the model", "error": f"it failed: {made.reason}"}

@@ -106,7 +106,8 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int, pass
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
     found = deployment_of(recipe)
-    own, elsewhere, embedded = (found.kind == kind for kind in ("vllm", "vllm_server", "embedded"))
+    own, elsewhere = (found.kind == kind for kind in ("vllm", "vllm_server"))
+    embedded = found.kind == found.engine and found.engine_facts.ours
     engine_size = BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     # One embedded engine computes with the tensors of a learner in its process; an adapter is merged into those that it
     # does not fuse.

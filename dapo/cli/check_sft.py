@@ -28,19 +28,19 @@ def look_at_examples(recipe: Recipe, sections: Sections) -> Looked:
     Raises:
         ModelError: model configuration or tokenizer cannot be loaded.
         DataError: the examples cannot be read, or none is left to train on.
-        RecipeError: an example is longer than the model reads.
+        RecipeError: an example is longer than the model reads, or an adapter does not fit it.
     """
     from dapo.data.demonstrations import prepare_demonstrations
     from dapo.loop.supervised import steps_of
     from dapo.run.here import trackers_of
     from dapo.run.sampling import stop_tokens
-    from dapo.run.supervised import check_lengths, shown, shown_tokens
+    from dapo.run.supervised import check_examples, shown, shown_tokens
 
     add = sections.add
     trackers_of(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     examples = prepare_demonstrations(recipe.sft, recipe.data, tokenizer, stop_tokens(recipe, facts))
-    check_lengths(examples, facts)
+    check_examples(recipe, examples, facts)
     add("examples", examples.lines)
     add("the first one, as the model gets it", shown(examples.train[0], tokenizer))
     add("its tokens: number, and how the vocabulary writes it", shown_tokens(examples.train[0], tokenizer))

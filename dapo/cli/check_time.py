@@ -95,7 +95,7 @@ def _rows_of_cache(recipe: Recipe, facts: ModelFacts, card: Card, tokens: float,
     The embedded engine reserves each slot at its full length; ``memory`` says what a slot takes. A server: any number.
     """
     found, vllm = Deployment(recipe), recipe.rollout.vllm
-    if found.engine == "embedded" and memory is not None and memory.fixed:
+    if found.engine_facts.ours and memory is not None and memory.fixed:
         from dapo.engines.slots import MOST_SLOTS
 
         slots = sum(number or MOST_SLOTS for number in found.slots) / found.engines

@@ -239,12 +239,7 @@ def _generate(session: Session[RewardParts], count: int) -> list[Group]:
         greedy=False,
         seed=recipe.run.seed,
     )
-    found = evaluator.evaluate().responses
-    groups = []
-    for index, prompt in enumerate(prompts):
-        own = sorted((r for r in found if r.problem == index), key=lambda r: r.sample)
-        groups.append(Group(index, prompt, [r.completion for r in own], [r.score for r in own]))
-    return groups
+    return list(evaluator.evaluate().sets["tried"])
 
 
 def _learn(session: Session[RewardParts], learner: Learner, groups: Sequence[Group]) -> None:

@@ -10,7 +10,8 @@ from dapo.config.faults import Broken
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.schema.kinds import Mask
-from dapo.config.schema.run import TRACKERS
+from dapo.config.schema.rollout import ENGINES
+from dapo.config.schema.run import TRACKERS, WITH_PROJECTS
 from dapo.config.staleness import keeps_old_cache
 from dapo.system import NO_MPS
 
@@ -37,7 +38,7 @@ def ratio_against(recipe: Recipe) -> RatioAgainst:
 
 def _exact_sampler(recipe: Recipe) -> bool:
     """Return whether the engine's log-probabilities are the learner's to about 1e-7 nats."""
-    return Deployment(recipe).engine == "embedded" and recipe.model.dtype == "float32" and not keeps_old_cache(recipe)
+    return Deployment(recipe).engine_facts.ours and recipe.model.dtype == "float32" and not keeps_old_cache(recipe)
 
 
 def correction_kind(recipe: Recipe) -> CorrectionKind:
@@ -217,7 +218,7 @@ def _engine(r: Recipe) -> Broken:
             "vLLM in the trainer's process computes on the first device that it sees, and the learner would sit on "
             f"another: set model.device=cuda and CUDA_VISIBLE_DEVICES={r.model.device.partition(':')[2]}",
         )
-    if rollout.embedded.cuda_graphs and kind != "embedded":
+    if rollout.embedded.cuda_graphs and not Deployment(r).engine_facts.ours:
         other = f"rollout.engine is {rollout.engine}"
         yield "rollout.embedded.cuda_graphs", f"asks for graphs of the embedded engine, and {other}; take it out"
     elif rollout.embedded.cuda_graphs and r.model.device == "cpu":
@@ -286,7 +287,7 @@ def _learner(r: Recipe) -> Broken:
         yield "model.device", "expected `auto`, `cpu`, `cuda` or `cuda:N`"
 
 
-RECORDING = ("embedded", "vllm")
+RECORDING = tuple(name for name, known in ENGINES.items() if known.records_experts)
 """Engines that can give the experts of each token."""
 
 
@@ -346,7 +347,7 @@ def _trackers(r: Recipe) -> Broken:
         if r.logging.also and tracker.kind not in TRACKERS:
             own = f"{tracker.kind} gets the numbers as they are; compute them in it"
             yield "logging.also", f"is for trackers by name, and {own}"
-        if tracker.project is not None and (tracker.kind not in TRACKERS or tracker.kind == "tensorboard"):
+        if tracker.project is not None and tracker.kind not in WITH_PROJECTS:
             yield f"logging.trackers.{n}.project", f"{tracker.kind} has no projects"
 
 

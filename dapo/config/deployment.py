@@ -10,15 +10,15 @@ driver (the loop) --turns--> engines      here: in the driver's process, one eng
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from dapo.config.schema import Recipe
+from dapo.config.schema.rollout import ENGINES, EngineFacts
 from dapo.words import counted
 
 if TYPE_CHECKING:  # numpy comes with it
     from dapo.types.batch import Route
 
-EngineKind = Literal["embedded", "generate", "vllm", "vllm_server", "own"]
 LearnerPlace = Literal["here", "apart", "ranks"]
 Transport = Literal["here", "threads", "processes", "ray"]
 
@@ -47,13 +47,18 @@ class Deployment:
     supervised: bool = False
 
     @property
-    def engine(self) -> EngineKind:
+    def engine(self) -> str:
         """The kind that ``rollout.engine`` names; ``own`` is a class of the user, ``package.module:Class``."""
         engine = self.recipe.rollout.engine
-        return "own" if ":" in engine else cast(EngineKind, engine)
+        return "own" if ":" in engine else engine
 
     @property
-    def kind(self) -> EngineKind | Literal["given", "none"]:
+    def engine_facts(self) -> EngineFacts:
+        """Facts of the kind that ``rollout.engine`` names."""
+        return ENGINES[self.engine]
+
+    @property
+    def kind(self) -> str:
         """The kind of the engine that generates. given: an object of the caller; none: a supervised run."""
         return "none" if self.supervised else "given" if self.engine_given else self.engine
 
@@ -137,7 +142,7 @@ class Deployment:
     @property
     def engines_on_ray(self) -> bool:
         """Whether engines run on a Ray cluster; servers and an engine of the user do not."""
-        return self.on_ray and self.engine in ("embedded", "generate", "vllm")
+        return self.on_ray and self.engine_facts.on_ray
 
     @property
     def _pool_asked(self) -> bool:
@@ -168,13 +173,14 @@ class Deployment:
 
         By default they do if they repeat their digits and no clock hands out turns.
         """
-        asked, repeats = self.recipe.rollout.lockstep, self.engine in ("embedded", "generate")
+        asked, repeats = self.recipe.rollout.lockstep, self.engine_facts.repeats
         return self.pool and (repeats and not self.by_the_clock if asked is None else asked)
 
     @property
     def repeats(self) -> bool:
         """Whether a run repeats its digits on a processor: no clock decides, and no engine whose order is its own."""
-        return self.kind in ("embedded", "generate") and not self.by_the_clock and (self.lockstep or not self.pool)
+        known = self.kind == self.engine and self.engine_facts.repeats
+        return known and not self.by_the_clock and (self.lockstep or not self.pool)
 
     @property
     def route(self) -> Route:
@@ -219,7 +225,8 @@ class Deployment:
     @property
     def model_here(self) -> bool:
         """Whether the driver's process loads the model, for its learner or for its one engine that computes with it."""
-        return self.learner == "here" or (self.kind in ("embedded", "given") and not self.pool)
+        shares = self.kind == "given" or (self.kind == self.engine and self.engine_facts.ours)
+        return self.learner == "here" or (shares and not self.pool)
 
     @property
     def environments(self) -> int:

@@ -67,7 +67,7 @@ def _implied(preset: Mapping[str, Any], limit: int) -> dict[str, Any]:
 def keeps_old_cache(recipe: Recipe) -> bool:
     """Return whether responses go on behind keys and values of earlier weights."""
     found = Deployment(recipe)
-    return found.engine == "embedded" and found.overlaps and not recipe.rollout.embedded.recompute_cache
+    return found.engine_facts.ours and found.overlaps and not recipe.rollout.embedded.recompute_cache
 
 
 def check_staleness(r: Recipe) -> Broken:

@@ -162,8 +162,13 @@ _ONE_ENGINE = "there is one engine, in the trainer's process"
 
 def _engines(r: Recipe) -> Readers:
     found = Deployment(r)
-    for of, section in (("embedded", "embedded"), ("vllm", "vllm"), ("vllm_server", "server")):
-        yield found.engine == of, [f"rollout.{section}"], f"rollout.engine is {r.rollout.engine}"
+    read = {
+        "embedded": found.engine_facts.ours,
+        "vllm": found.engine == "vllm",
+        "server": found.engine == "vllm_server",
+    }
+    for section, is_read in read.items():
+        yield is_read, [f"rollout.{section}"], f"rollout.engine is {r.rollout.engine}"
     yield found.pool, _below("rollout", "turn_steps lockstep"), _ONE_ENGINE
     yield found.overlaps, ["rollout.embedded.recompute_cache"], "rollout.max_staleness is 0"
 

@@ -7,7 +7,6 @@ import errno
 import glob
 import math
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -29,7 +28,6 @@ MOST_BYTES = 1_000_000
 """Of a recipe's text. The longest have ten thousand."""
 _MOST_NODES = 100_000  # with each alias counted as what it stands for
 _DEEPEST = 32  # sections within each other; the schema's own go three deep
-_DEEPEST_BRACKETS = 200
 _LARGEST = 2**63 - 1  # of a whole number: larger ones fit into no file and no library
 _PATH_MAX = 4096
 
@@ -109,8 +107,6 @@ def parse_value(text: str, what: str) -> Any:
 
 def _load_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
     """Value of a text that is neither endless nor deep, and the line of each key. Every failure is a RecipeError."""
-    if _depth(text) > _DEEPEST_BRACKETS:
-        raise RecipeError(f"{name}: its values stand too deep within each other")
     try:
         yaml = YAML(typ="safe", pure=True)
         root = yaml.compose(text)
@@ -138,15 +134,6 @@ def _load_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
     except Exception as error:  # what a reader of numbers and dates raises: 5,000 digits, the 30th of February
         said = str(error).partition("; use sys.")[0]
         raise RecipeError(f"{name}: not valid YAML: a value cannot be read: {said}") from None
-
-
-def _depth(text: str) -> int:
-    """Brackets that are open at once, at most. Those in quotes count: the reader takes seconds for thousands."""
-    depth = deepest = 0
-    for bracket in re.findall(r"[\[\]{}]", text):
-        depth += 1 if bracket in "[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def check_plain(value: Any, path: str = "", depth: int = 0) -> Iterator[Problem]:

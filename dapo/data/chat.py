@@ -17,9 +17,6 @@ from dapo.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_SPARE = 1_000_000  # characters that a template may write beside what it is given
-_GROWTH = 8  # characters that it may write for each one given: JSON writes one as six
-
 
 def has_template(data: Data, tokenizer: Any) -> bool:
     """Whether there is a chat template, the recipe's own or the tokenizer's."""
@@ -125,8 +122,7 @@ def chat_text(
         ask: up to where the assistant's next answer begins.
 
     Raises:
-        DataError: the template refuses the messages, leaves out what the system or the user says, or writes far more
-            than it was given.
+        DataError: the template refuses the messages, or leaves out what the system or the user says.
     """
     options: dict[str, Any] = dict(data.chat_template_kwargs)
     if data.chat_template is not None:
@@ -142,12 +138,6 @@ def chat_text(
             f"{where}: {whose} failed on messages of {roles}: {type(error).__name__}: {error}"
             f"{_without_system(roles, data)}"
         ) from error
-    given = len(str(messages)) + len(str(options))
-    if len(rendered) > _SPARE + _GROWTH * given:
-        raise DataError(
-            f"{where}: {whose} wrote {len(rendered):,} characters, and {given:,} were given to it; see to its loops "
-            "and products, or give another (`data.chat_template`)"
-        )
     _check_shown(where, whose, messages, rendered, data)
     return rendered
 

@@ -156,15 +156,13 @@ def load_problems(source: DataSource, answers: Answers = Answers.COMPARED) -> li
     unless ``answers`` says that no reward reads it.
 
     Raises:
-        DataError: no or two origins, a missing or malformed file, an unknown task, or no problem at all.
+        DataError: a missing or malformed file, an unknown task, or no problem at all.
     """
     return _load(source, answers)[0]
 
 
 def _load(source: DataSource, answers: Answers) -> tuple[list[RawProblem], list[str]]:
     """Return the problems of a source, and the places of records that have no answer."""
-    if (source.path is None) == (source.task is None):
-        raise DataError(f"a data source needs either `path` or `task`, found {source.path!r} and {source.task!r}")
     problems: Iterable[RawProblem]
     unanswered: list[str] = []
     if source.task is not None:
@@ -213,8 +211,8 @@ def prepare(
         keep_chat: prompts hold the messages of which a chat template made them.
 
     Raises:
-        DataError: unreadable data, prompts over the limit with ``overlong_prompts: refuse``, two validation sets of one
-            name, or nothing left to train on.
+        DataError: unreadable data, prompts over the limit with ``overlong_prompts: refuse``, or nothing left to train
+            on.
     """
     report = DataReport()
     shown = {overlap_key(shot.problem) for shot in data.few_shot}
@@ -222,8 +220,6 @@ def prepare(
     held_out: dict[str, tuple[str, str]] = {}  # overlap key -> name of the validation set, and the problem
     for source in data.validation:
         name = source_name(source)
-        if name in validation:
-            raise DataError(f"two validation sets are called {name!r}; give one of them another `name`")
         problems, entry = _clean(source, shown, answers)
         validation[name] = _finish(problems, entry, data, tokenizer, ask, keep_chat)
         report.validation.append(entry)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dapo.config.schema.data import Curriculum
-from dapo.data.stream import EpochStream, content, fingerprint
+from dapo.data.stream import EpochStream
 from dapo.errors import DataError
 from dapo.types.batch import Prompt
 from dapo.types.codec import NOT_SAVED, fill, to_tree
@@ -61,8 +61,7 @@ class MixtureStream:
                 raise DataError(f"{part.name} has no prompt left{f' at level {empty[0]}' * (len(part.levels_L) > 1)}")
             streams = [EpochStream(prompts, seed=seed + number, shuffle=shuffle) for prompts in part.levels_L]
             self._sources.append(_Source(part, streams, part.weight / total))
-        prompts = [prompt for part in parts for level in part.levels_L for prompt in level]
-        self._size, self._fingerprint, self._content = len(prompts), fingerprint(prompts), content(prompts)
+        self._size = sum(len(prompts) for part in parts for prompts in part.levels_L)
 
     @property
     def size(self) -> int:
@@ -116,9 +115,6 @@ class MixtureStream:
     def state(self) -> dict[str, Any]:
         """Return the position in every source, with the identity of the data."""
         return {
-            "count": self._size,
-            "fingerprint": self._fingerprint,
-            "content": self._content,
             "sources": [
                 {
                     "name": source.part.name,

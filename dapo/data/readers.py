@@ -76,17 +76,8 @@ def _read_jsonl(file: Path) -> Iterator[Located]:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 hint = "; a file that is one JSON list needs the suffix .json" if line.strip() == "[" else ""
-                raise DataError(f"{where}: {_not_json(error)}; found {_quote(line)}{hint}") from error
+                raise DataError(f"{where}: not JSON ({error}); found {_quote(line)}{hint}") from error
             yield _record(value, where)
-
-
-def _not_json(error: Exception) -> str:
-    """Return the fault of a JSON text. The library refuses numbers of thousands of digits with another error."""
-    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
-        return "a number with more than 4,300 digits; write it as text, in quotes"
-    return (
-        "not JSON (objects too deep within each other)" if isinstance(error, RecursionError) else f"not JSON ({error})"
-    )
 
 
 def _read_json(file: Path) -> Iterator[Located]:
@@ -95,7 +86,7 @@ def _read_json(file: Path) -> Iterator[Located]:
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: {_not_json(error)}; one object per line needs the suffix .jsonl") from error
+        raise DataError(f"{file}: not JSON ({error}); one object per line needs the suffix .jsonl") from error
     if not isinstance(value, list):
         raise DataError(f"{file}: expected a JSON list of objects, found {type(value).__name__}")
     for number, item in enumerate(value, start=1):
@@ -111,7 +102,7 @@ def _read_csv(file: Path) -> Iterator[Located]:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             rows = csv.reader(stream, delimiter=delimiter, strict=True)
             names = next(rows, [])
-            _check_header(file, names, delimiter)
+            _check_header(file, names)
             number = rows.line_num + 1
             for row in rows:
                 where = f"{file}, line {number}"
@@ -129,16 +120,10 @@ def _read_csv(file: Path) -> Iterator[Located]:
         raise DataError(f"{file}, line {number}: not CSV ({error}); see to its double quotes") from error
 
 
-def _check_header(file: Path, names: list[str], delimiter: str) -> None:
+def _check_header(file: Path, names: list[str]) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise DataError(f"{file}, line 1: two columns are called {doubled[0]!r}; rename one")
-    other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0] and mark != delimiter), None)
-    if other is not None:
-        raise DataError(
-            f"{file}, line 1: values are separated by {other!r}, expected {delimiter!r} ({file.suffix}); "
-            f"{'rename it to .tsv' if other == chr(9) else 'save it with commas'}. Found {_quote(names[0])}"
-        )
 
 
 def _read_parquet(file: Path) -> Iterator[Located]:

@@ -25,10 +25,10 @@ _HEAD, _TAIL = 400, 240  # characters of a prompt that are shown
 
 
 def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "raw"]:
-    """Which way prompts are made, with ``auto`` decided and contradictions refused.
+    """Which way prompts are made, with ``auto`` decided and what contradicts the tokenizer refused.
 
     Raises:
-        DataError: a chat without a chat template, a template without ``{problem}``, a setting without effect.
+        DataError: a chat without a chat template, a setting without effect.
     """
     has_chat = has_template(data, tokenizer)
     style = data.prompt
@@ -41,11 +41,6 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
                 "tokenizer, or set `data.chat_template` or `data.prompt_template`"
             )
         check_variables(data, tokenizer)
-    if style == "template":
-        if data.prompt_template is None or PLACEHOLDER not in data.prompt_template:
-            raise DataError(f"`data.prompt_template` must hold {PLACEHOLDER}, found {data.prompt_template!r}")
-    elif data.prompt_template is not None:
-        raise DataError(f"`data.prompt_template` is set, but prompts are made by `{style}`; remove one of them")
     for key in CHAT_ONLY:
         if style != "chat" and getattr(data, key):
             raise DataError(f"`data.{key}` needs `data.prompt: chat`, and prompts are made by `{style}`")

@@ -40,13 +40,8 @@ class EpochStream:
         self._epoch = 0
         self._position = 0  # prompts taken of this epoch
         self._order = self._make_order()
-        self._fingerprint, self._content = fingerprint(prompts), content(prompts)
+        self._content = content(prompts)
         self._sources = tuple(dict.fromkeys(prompt.source for prompt in prompts))
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed."""
-        return self._epoch
 
     @property
     def progress(self) -> float:
@@ -83,8 +78,6 @@ class EpochStream:
             "position": self._position,
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "count": len(self._prompts),
-            "fingerprint": self._fingerprint,
             "content": self._content,
         }
 
@@ -96,9 +89,7 @@ class EpochStream:
         """
         mine = self.state()
         for key, meaning in (
-            ("count", "number of training prompts"),
-            ("fingerprint", "content or order of the training prompts"),
-            ("content", "gold answers, sources, rendered prompts or further columns of the training data"),
+            ("content", "training data (number, order, rendered prompts, answers, sources, other columns)"),
             ("seed", "`run.seed`"),
             ("shuffle", "`data.shuffle`"),
         ):
@@ -119,16 +110,8 @@ class EpochStream:
         return np.argsort(bits, kind="stable")
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """16 hex digits over the ids of all prompts in their order."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(prompt.id.encode())
-    return digest.hexdigest()[:16]
-
-
 def content(prompts: Sequence[Prompt]) -> str:
-    """16 hex digits over all that rewards and the model get of the prompts, in their order: what ids leave out."""
+    """16 hex digits over all that rewards and the model get of the prompts, in their order."""
     digest = hashlib.sha256()
     for prompt in prompts:
         extra = json.dumps(dict(prompt.extra), sort_keys=True, default=repr)

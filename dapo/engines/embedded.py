@@ -23,7 +23,7 @@ from torch import Tensor
 from dapo.engines.cache import DecodeBatch, SlotCache
 from dapo.engines.decoders import choose_decoder
 from dapo.engines.fused import FusedDecoder
-from dapo.engines.graphs import StepGraphs, make_graphs
+from dapo.engines.graphs import make_graphs
 from dapo.engines.inbox import EngineInbox, check_idle, lost_to_the_machine
 from dapo.engines.kept import Kept, KeptSlots, Past
 from dapo.engines.pools import Prefilled
@@ -79,18 +79,18 @@ class EmbeddedEngine:
     ) -> None:
         self._loaded = loaded
         self.shares_weights = shares_weights
-        self._decoder = choose_decoder(loaded)
-        shape = self._decoder.shape
+        self.decoder = choose_decoder(loaded)
+        shape = self.decoder.shape
         self.capacity = slots or choose_slots(loaded, shape, longest, reserve, keeps=keeps)
         check_slots(self.capacity, loaded, shape, longest, reserve, keeps=keeps)
-        self.kept = KeptSlots(kept_bytes(self.capacity, loaded, shape, longest) if keeps else 0)
+        self.kept = KeptSlots(kept_bytes(self.capacity, loaded, shape, longest)) if keeps else None
         self._longest, self._recompute_cache = longest, recompute_cache
         self._routing = routing_of(loaded) if record_routes else None
         like = loaded.model.get_input_embeddings().weight
-        self._graphs = make_graphs(cuda_graphs, self._decoder, self.capacity, like)
-        if self._graphs is not None:
-            assert isinstance(self._decoder, FusedDecoder)  # make_graphs
-            self._decoder.use_graphs(self._graphs, longest)
+        self.graphs = make_graphs(cuda_graphs, self.decoder, self.capacity, like)
+        if self.graphs is not None:
+            assert isinstance(self.decoder, FusedDecoder)  # make_graphs
+            self.decoder.use_graphs(self.graphs, longest)
         self.clock = 0
         self.version = 0
         self._gate = Gate.of(loaded.model, loaded.exact_positions, loaded.tokenizer)
@@ -103,22 +103,12 @@ class EmbeddedEngine:
 
     def _clear(self) -> None:
         self._roster = Roster(self.capacity, self._gate.vocabulary, self._gate.strings)
-        if self._graphs is not None:
-            self._graphs.forget()
-        rounded = None if self._graphs is None else self._graphs.rows
-        self._cache = SlotCache(self._decoder.shape, self.capacity, self._longest, rounded=rounded)
+        if self.graphs is not None:
+            self.graphs.forget()
+        rounded = None if self.graphs is None else self.graphs.rows
+        self._cache = SlotCache(self.decoder.shape, self.capacity, self._longest, rounded=rounded)
         self._batch: DecodeBatch | None = None  # None: rows have changed
         self._tokens: Tensor | None = None  # [rows] input of the next step, when the rows have not changed
-
-    @property
-    def decoder_name(self) -> str:
-        """Which decoder serves the model: ``fused`` or ``generic``."""
-        return self._decoder.name
-
-    @property
-    def graphs(self) -> StepGraphs | None:
-        """Recordings of decode steps; None: steps run as they are."""
-        return self._graphs
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests, in order of (priority, arrival).
@@ -156,7 +146,8 @@ class EmbeddedEngine:
     def abort(self, keys: Iterable[Key] | None = None) -> list[Response]:
         """Take back responses with the tokens made so far, and let kept slots go. Keys unknown here are ignored."""
         named = self._inbox.names(keys)
-        self.kept.drop(None if keys is None else named)
+        if self.kept is not None:
+            self.kept.drop(None if keys is None else named)
         events, waited = self._inbox.take_back(named, self.clock)
         for request in waited:
             self._no_longer_waiting(sequence_of(request).tobytes())
@@ -173,7 +164,7 @@ class EmbeddedEngine:
     def suspended(self) -> dict[str, Any] | None:
         """Return keys and values of what decodes, and who has which slot. None on a device other than a CPU, whose
         cache is too large to be written at a stop, and where slots are kept or routes recorded."""
-        if self._cache.fixed or len(self.kept) or self._routing is not None:
+        if self._cache.fixed or self.kept or self._routing is not None:
             return None
         passes: dict[int, tuple[Prefilled, list[tuple[bytes, int]]]] = {}
         for name, (prefilled, row) in self._prefilled.items():
@@ -227,9 +218,10 @@ class EmbeddedEngine:
         """
         check_idle(self._inbox.unfinished, in_flight)
         take_weights(self._loaded.model, ticket, self.shares_weights)
-        self._decoder.refresh()
+        self.decoder.refresh()
         self._prefilled.clear()
-        self.kept.drop()
+        if self.kept is not None:
+            self.kept.drop()
         self._candidates.forget()
         self.version = ticket.version
         self._roster.new_version(ticket.version)
@@ -244,10 +236,10 @@ class EmbeddedEngine:
         Raises:
             EngineError: a fused matrix is not the one that the weights give.
         """
-        stale = self._decoder.stale()
+        stale = self.decoder.stale()
         if stale:
             raise EngineError(
-                f"{len(stale)} tensors that the {self._decoder.name} decoder derives from the weights are old "
+                f"{len(stale)} tensors that the {self.decoder.name} decoder derives from the weights are old "
                 f"({', '.join(stale[:3])}): it did not make them again after the last publish. This is a defect of the "
                 "decoder; set rollout.engine: generate, which derives nothing"
             )
@@ -255,12 +247,13 @@ class EmbeddedEngine:
 
     def sleep(self) -> None:
         """Hand the cache's memory to the learner, on a GPU and unless responses live in it. A CPU's cache stays."""
-        self.kept.drop()
+        if self.kept is not None:
+            self.kept.drop()
         if not self._cache.fixed:
             return
         self._batch = self._tokens = None
-        if self._graphs is not None:
-            self._graphs.forget()
+        if self.graphs is not None:
+            self.graphs.forget()
         self._cache.give_back()
         give_back()
 
@@ -287,7 +280,7 @@ class EmbeddedEngine:
             if self._tokens is None:
                 self._tokens = send(self._roster.last[batch.seats], self._loaded.device)
             with self._following() as made:
-                logits = self._decoder.decode(self._tokens, batch)
+                logits = self.decoder.decode(self._tokens, batch)
             if made is not None:
                 self._roster.add_routes(batch.seats, list(made.routes()[:, None].cpu().numpy()))
             uniform = self._uniform(batch.seats)  # a card decodes meanwhile; the copy is queued, and nobody waits
@@ -331,7 +324,7 @@ class EmbeddedEngine:
         if not len(seats):
             return []
         self._batch = None
-        if ended and not failed:
+        if self.kept is not None and ended and not failed:
             for seat, key in self._roster.to_keep(seats):
                 held = self._roster.sequence(seat)[: self._cache.length[seat]]
                 self.kept.keep(key, held, self._cache.copy_of(seat))
@@ -346,11 +339,13 @@ class EmbeddedEngine:
             return []
         requests = [self._inbox.queue.pop() for _ in range(min(free, waiting))]
         names = [sequence_of(request).tobytes() for request in requests]
-        kept = {i: found for i, request in enumerate(requests) if (found := self.kept.take(request)) is not None}
+        kept: dict[int, Kept] = {}
+        if self.kept is not None:
+            kept = {i: found for i, request in enumerate(requests) if (found := self.kept.take(request)) is not None}
         fresh = [i for i in range(len(names)) if i not in kept]
         try:
             self._prefill([name for name in dict.fromkeys(names[i] for i in fresh) if name not in self._prefilled])
-            starts = list(self._continued(names, kept))
+            starts = list(self._continued(names, kept)) if kept else []
         except BaseException:  # out of memory, Ctrl-C: ``abort`` still gives everything back
             for request in requests:
                 self._inbox.queue.push(request)
@@ -433,7 +428,7 @@ class EmbeddedEngine:
             row[: len(tokens)] = tokens
         past = Past([slot.kv for slot in kept], max(lengths)) if kept else None
         with self._following() as made:
-            prefilled = self._decoder.prefill(send(padded, self._loaded.device), lengths, past)
+            prefilled = self.decoder.prefill(send(padded, self._loaded.device), lengths, past)
         if made is not None:
             routes = made.routes().cpu().numpy()
             routes = routes.reshape(*padded.shape, *routes.shape[1:])

@@ -17,7 +17,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from dapo.engines.inbox import EngineInbox, check_idle
 from dapo.engines.requests import Gate, sequence_of
 from dapo.engines.stops import StopStrings
 from dapo.engines.vllm_made import RouteShape, VllmResponse, name_of
-from dapo.engines.vllm_options import ENVIRONMENT, check_experts, check_names, engine_args, speaking_of
+from dapo.engines.vllm_options import ENVIRONMENT, check_experts, engine_args, speaking_of
 from dapo.engines.vllm_sums import together
 from dapo.engines.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
 from dapo.errors import EngineError
@@ -404,7 +403,6 @@ def _start(args: dict[str, Any], head_size: int | None = None) -> Any:
             f"rollout.engine: vllm needs vLLM, which cannot be imported ({error}): install it, "
             f"`{install('vllm')}` (CPU: see docs/engines.md), or set rollout.engine: embedded"
         ) from None
-    check_names(args, [one.name for one in fields(EngineArgs)])
     if head_size is not None:
         _check_head_size(head_size)
     set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()

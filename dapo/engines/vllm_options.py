@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,21 +109,6 @@ def check_experts(facts: ModelFacts, *, cuda: bool) -> None:
             "weights (vLLM 0.32: log-probabilities of the very same weights were off by 1 to 9 nats); set "
             "rollout.engine: embedded"
         )
-
-
-def check_names(args: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse arguments that this vLLM does not have.
-
-    Raises:
-        EngineError: With the names nearest to the unknown one.
-    """
-    for name in args:
-        if name not in known:
-            near = ", ".join(difflib.get_close_matches(name, known))
-            raise EngineError(
-                f"rollout.vllm.engine_args.{name}: the installed vLLM has no such argument"
-                + (f"; near it: {near}" if near else "")
-            )
 
 
 def _cpu_cache_bytes(facts: ModelFacts, longest: int, slots: int) -> int:

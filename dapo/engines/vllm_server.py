@@ -87,7 +87,10 @@ class ServerEngine:
         self._lease = ServerLease(self._wire, self._name, work)
         self._background = Background(f"{self._name} server")
         try:
-            facts = self._call(self._begin(longest, vocabulary, config))
+            asked = inspect(
+                self._wire, self._lease, longest=longest, vocabulary=vocabulary, patience=patience, config=config
+            )
+            facts = self._call(asked)
             self._inbox = EngineInbox(Gate(vocabulary, facts.context, strings))
             self._dispatcher = self._call(self._dispatch(facts, heartbeat, strings))
         except BaseException:
@@ -215,11 +218,6 @@ class ServerEngine:
         self._background.stop()
 
     # ------------------------------------------------------------------ the other thread
-
-    async def _begin(self, longest: int, vocabulary: int, config: Mapping[str, Any] | None) -> ServerFacts:
-        return await inspect(
-            self._wire, self._lease, longest=longest, vocabulary=vocabulary, patience=self._patience, config=config
-        )
 
     async def _give_up(self) -> None:
         await self._lease.release(_RELEASE_SECONDS)

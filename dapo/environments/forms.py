@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from dapo.environments.tools import Tool, ToolError, error_text, find_tool, resu
 from dapo.environments.verified import Verified, compare_group, compares_groups, tool_schemas
 from dapo.errors import RecipeError
 from dapo.metrics.names import reward_name_problem
+from dapo.rewards.function import read_number
 from dapo.sandbox.runs import SandboxError
 from dapo.types.batch import Prompt
 from dapo.types.environment import Abilities, Call, ModelTurn, Reply, Said, Spoken
@@ -405,9 +405,6 @@ def numbers(values: Any, what: str) -> dict[str, float]:
 
 def _number(value: Any, name: str) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise WrongReply(f"{name} is no number: {repr(value)[:60]}") from None
-    if not math.isfinite(number) or abs(number) > 1e15:
-        raise WrongReply(f"{name} is {number}, expected a finite number")
-    return number
+        return read_number(value)
+    except ValueError as error:
+        raise WrongReply(f"{name}: {error}") from None

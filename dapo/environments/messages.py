@@ -10,7 +10,7 @@ from dapo.environments.forms import HUGE, MOST_STATE
 from dapo.environments.shapes import MOST_NUMBERS
 from dapo.processes import workers
 from dapo.processes.workers import Loading, Short, StrictMessage
-from dapo.types.environment import Said
+from dapo.types.environment import Abilities, Said
 
 MAX_FRAME = 1 << 24  # bytes of one message
 _Name = Annotated[str, Field(max_length=200)]
@@ -42,15 +42,8 @@ class ReadyEnvironment(StrictMessage):
     """The environment is loaded."""
 
     type: Literal["ready"]
-    kind: _Name
     concurrent: bool
-    opens: bool
-    ends: bool
-    restores: bool
-    role: _Name
-    tools: list[dict[str, Any]]
-    scores: bool
-    compares: bool
+    abilities: Abilities
 
 
 class Refused(StrictMessage):

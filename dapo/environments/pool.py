@@ -213,16 +213,8 @@ class EnvironmentPool(GuardedPool[_Worker, FromWorker, Answer]):
             case ReadyEnvironment() if not worker.ready:
                 worker.ready, self._failed_starts = True, 0
                 if not self._loaded:
-                    self._loaded, self._concurrent, self._homes.grouped = True, message.concurrent, message.compares
-                    self.abilities = Abilities(
-                        message.opens,
-                        message.ends,
-                        message.restores,
-                        message.role,
-                        tuple(message.tools),
-                        message.scores,
-                        message.compares,
-                    )
+                    self._loaded, self._concurrent = True, message.concurrent
+                    self.abilities, self._homes.grouped = message.abilities, message.abilities.compares
             case Refused(error=error) if not worker.ready:
                 if not self._loaded:
                     self.close()

@@ -40,33 +40,19 @@ def shape_of(found: type) -> Shape:
         RecipeError: it has none of them, or more than one.
     """
     has = {name for name in (*_OWN, "step", "init", "reset", "get_reward") if callable(getattr(found, name, None))}
-    name, own = found.__name__, sorted(has.intersection(_OWN))
-    if own and "init" in has and "step" in has:
-        raise RecipeError(
-            f"environment.kind: the class {name} has `{own[0]}`, as environments of this project, and `init`, as "
-            "those of SkyRL-Gym; rename one of them"
-        )
-    if "init" in has and "step" in has:
-        if "reset" in has:
-            raise RecipeError(
-                f"environment.kind: the class {name} has `init` and `step`, as SkyRL-Gym's, and `reset`, as TRL's; "
-                "rename `reset` if it is no part of the interface"
-            )
+    own, gym = not has.isdisjoint(_OWN), {"init", "step"} <= has
+    if gym and not own and "reset" not in has:
         return "skyrl"
-    if own or "reset" not in has:
-        if "step" in has:
-            return "own"
-        raise RecipeError(
-            f"environment.kind: the class {name} has no method `step`, which answers a turn, and no `reset`, as TRL's "
-            "environments have"
-        )
-    if "step" in has and "get_reward" not in has:
-        raise RecipeError(
-            f"environment.kind: the class {name} has `reset` and `step`. TRL's environments have `reset` and "
-            "tools with names of their own, SkyRL-Gym's `init` and `step`, this project's `start` and "
-            "`step`. Rename `step` or `reset`, or write a class around it (docs/environments.md)"
-        )
-    return "trl"
+    if "step" in has and not gym and (own or "reset" not in has):
+        return "own"
+    if "reset" in has and not own and not gym and ("step" not in has or "get_reward" in has):
+        return "trl"
+    raise RecipeError(
+        f"environment.kind: the class {found.__name__} has {', '.join(f'`{name}`' for name in sorted(has)) or 'none'} "
+        "of the methods by which environments are known: `start` and `step` (this project's), `init` and `step` "
+        "(SkyRL-Gym's), or `reset` and perhaps `get_reward` (TRL's, whose other methods are tools). Rename those that "
+        "mean something else, or write a class around it (docs/environments.md)"
+    )
 
 
 async def _there(value: Any) -> Any:

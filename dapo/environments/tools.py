@@ -13,23 +13,15 @@ import inspect
 import json
 import math
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from dapo.types.environment import Call
-
-_PLAIN: dict[Any, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    list: "array",
-    dict: "object",
-}
-_ACCEPTED = "str, int, float, bool, list, dict, Literal, Optional"
 
 
 class ToolError(ValueError):
@@ -43,7 +35,7 @@ class Tool:
     name: str
     function: Callable[..., Any]
     schema: dict[str, Any]
-    hints: Mapping[str, Any]  # type of each parameter
+    types: Mapping[str, TypeAdapter[Any]]  # of each parameter
     required: frozenset[str]
 
     @classmethod
@@ -60,23 +52,29 @@ class Tool:
             hints = typing.get_type_hints(function)
         except Exception as error:
             raise ToolError(f"tool {name}: its types cannot be read: {error}") from None
-        described, required = dict[str, Any](), list[str]()
+        kinds, described, required = dict[str, TypeAdapter[Any]](), dict[str, Any](), list[str]()
         parameters_of = list(inspect.signature(function).parameters.items())
         for key, parameter in parameters_of if bound else parameters_of[1:]:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise ToolError(f"tool {name}: parameter {key!r} has no name in a call; write it as a named parameter")
             if key not in hints:
-                raise ToolError(f"tool {name}: parameter {key!r} has no type; annotate it with one of {_ACCEPTED}")
-            described[key] = _schema_of(hints[key], f"tool {name}: parameter {key!r}")
+                raise ToolError(f"tool {name}: parameter {key!r} has no type; annotate it, such as `{key}: int`")
+            try:
+                kinds[key] = TypeAdapter(hints[key])
+                described[key] = kinds[key].json_schema()
+            except PydanticUserError as error:
+                raise ToolError(f"tool {name}: parameter {key!r} has a type that JSON lacks: {error.message}") from None
             if parameter.default is parameter.empty:
                 required.append(key)
         parameters = {"type": "object", "properties": described, "required": required}
+        if named := {name: one for schema in described.values() for name, one in schema.pop("$defs", {}).items()}:
+            parameters["$defs"] = named  # of types within types: references begin here
         described_by = inspect.cleandoc(function.__doc__ or "").strip()
         schema = {
             "type": "function",
             "function": {"name": name, "description": described_by, "parameters": parameters},
         }
-        return cls(name, function, schema, {key: hints[key] for key in described}, frozenset(required))
+        return cls(name, function, schema, kinds, frozenset(required))
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments as the function takes them.
@@ -84,62 +82,20 @@ class Tool:
         Raises:
             ToolError: one line that names the parameter.
         """
-        known = list(self.hints)
-        for key in arguments:
-            if key not in known:
-                listed = ", ".join(known) or "no parameters"
-                raise ToolError(f"{self.name} has no parameter {str(key)[:60]!r}; it has {listed}")
-        for key in known:
-            if key in self.required and key not in arguments:
-                raise ToolError(f"{self.name} needs the parameter {key!r}")
-        return {key: _fitted(value, self.hints[key], self.name, key) for key, value in arguments.items()}
-
-
-def _schema_of(hint: Any, where: str) -> dict[str, Any]:
-    if hint in _PLAIN:
-        return {"type": _PLAIN[hint]}
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal and arguments and all(isinstance(each, str | int) for each in arguments):
-        return {"enum": list(arguments)}
-    if origin in (Union, types.UnionType):
-        inner = [each for each in arguments if each is not type(None)]
-        if len(inner) == 1:
-            return {"anyOf": [_schema_of(inner[0], where), {"type": "null"}]}
-    if origin is list:
-        return {"type": "array", "items": _schema_of(arguments[0], where)}
-    if origin is dict and arguments[0] is str:
-        return {"type": "object", "additionalProperties": _schema_of(arguments[1], where)}
-    raise ToolError(f"{where} has the type {hint}; expected one of {_ACCEPTED}")
-
-
-def _fitted(value: Any, hint: Any, tool: str, key: str) -> Any:
-    """Return an argument in its parameter's type; an integer may be a float's value."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        if any(value == each and type(value) is type(each) for each in arguments):
-            return value
-        raise ToolError(f"{tool}: {key!r} must be one of {', '.join(map(repr, arguments))}, found {_shown(value)}")
-    if origin in (Union, types.UnionType):
-        inner = next(each for each in arguments if each is not type(None))
-        return None if value is None else _fitted(value, inner, tool, key)
-    plain = origin or hint
-    if plain is float and type(value) is int:
-        return float(value)
-    if type(value) is not plain:
-        raise ToolError(f"{tool}: {key!r} must be {_article(_PLAIN[plain])}, found {_shown(value)}")
-    if plain is list and arguments:
-        return [_fitted(each, arguments[0], tool, key) for each in value]
-    if plain is dict and arguments:
-        return {name: _fitted(each, arguments[1], tool, key) for name, each in value.items()}
-    return value
-
-
-def _article(name: str) -> str:
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:60]
+        if unknown := [key for key in arguments if key not in self.types]:
+            listed = ", ".join(self.types) or "no parameters"
+            raise ToolError(f"{self.name} has no parameter {str(unknown[0])[:60]!r}; it has {listed}")
+        if missing := [key for key in self.types if key in self.required and key not in arguments]:
+            raise ToolError(f"{self.name} needs the parameter {missing[0]!r}")
+        fitted = {}
+        for key, value in arguments.items():
+            try:
+                fitted[key] = self.types[key].validate_json(json.dumps(value), strict=True)
+            except ValidationError as error:
+                wrong = error.errors(include_url=False)[0]
+                said = f"{wrong['msg'][:1].lower()}{wrong['msg'][1:]}, found {repr(wrong['input'])[:60]}"
+                raise ToolError(f"{self.name}: {key!r}: {said}") from None
+        return fitted
 
 
 def find_tool(tools: Mapping[str, Tool], call: Call) -> Tool:

@@ -75,14 +75,11 @@ def _check_version() -> None:
     except PackageNotFoundError:
         raise RecipeError(f"{_SETTING} needs the package; {install('verifiers')}") from None
     numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdecimal())
-    if numbers >= (0, 4):
+    if not (0, 1, 11) <= numbers < (0, 4):
         raise RecipeError(
-            f"{_SETTING}: verifiers {found} has none of the classic classes. Its environments are programs that ask "
-            f"an HTTP server for tokens. {install('verifiers')}, which takes a version below 0.4, or write the "
-            "environment as in docs/environments.md"
+            f"{_SETTING}: verifiers {found} lacks clients of its own (before 0.1.11) or the classic classes (from 0.4 "
+            f"on); {install('verifiers')}"
         )
-    if numbers < (0, 1, 11):
-        raise RecipeError(f"{_SETTING}: verifiers {found} has no clients of its own; {install('verifiers')}")
 
 
 def compares_groups(rubric: Any) -> bool:

@@ -154,12 +154,7 @@ async def _serve(connection: socket.socket) -> None:
             send({"type": "refused", "error": said[:2000]})
             await writer.drain()
             return
-        able = form.abilities
-        send(
-            {"type": "ready", "kind": form.kind, "concurrent": form.concurrent, "opens": able.opens, "ends": able.ends,
-             "restores": able.restores, "role": able.role, "tools": list(able.tools),
-             "scores": able.scores, "compares": able.compares}
-        )  # fmt: skip
+        send({"type": "ready", "concurrent": form.concurrent, "abilities": asdict(form.abilities)})
         stage, tasks = Stage(form, what), set[asyncio.Task[None]]()
 
         async def answer(item: Ask | Drop) -> None:

@@ -19,15 +19,12 @@ def reserve_workspace() -> None:
 
 
 @contextmanager
-def deterministic_algorithms(wanted: bool) -> Iterator[None]:
+def deterministic_algorithms() -> Iterator[None]:
     """Inside, torch takes deterministic algorithms only, and raises RuntimeError where it has none.
 
     On a CPU all that is used here is deterministic anyway. On CUDA the backward pass of attention otherwise adds up the
     gradients of its queries in the order in which threads arrive.
     """
-    if not wanted:
-        yield
-        return
     reserve_workspace()
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.algorithms.correction import OffPolicyMask, tokens_corrected
-from dapo.algorithms.hook_checks import LossHook
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.algorithms.variants.a3po import interpolated_logprobs
@@ -210,7 +209,7 @@ class PolicyStep:
         """Compute deterministically if the recipe asks for it, and name what to change if the device has too little
         memory."""
         try:
-            with deterministic_algorithms(self.settings.deterministic):
+            with deterministic_algorithms() if self.settings.deterministic else nullcontext():
                 yield
         except torch.OutOfMemoryError as error:
             tokens = batch.input_ids.numel()
@@ -246,7 +245,8 @@ class PolicyStep:
             raise LearnerError(
                 f"{self.skipped_in_a_row} optimiser steps in a row had a gradient that is not finite (norm {norm}); "
                 f"learner.max_skipped_steps = {self.settings.max_skipped_steps} allows no more. The weights are those "
-                f"before the first of them: {self._move()}"
+                "before the first of them. Resume from the last checkpoint with a smaller learner.learning_rate or "
+                "with model.dtype=float32; a loss of yours must be finite with its gradient at large ratios, too"
             )
         return merge(
             [
@@ -256,15 +256,6 @@ class PolicyStep:
                 stat("train/grad_norm_max", norm) if applied else {},
             ]
         )
-
-    def _move(self) -> str:
-        """Return what to try after gradients that were not finite."""
-        if isinstance(loss := self.objective.loss, LossHook):
-            return (
-                f"see that {loss.name} ({loss.setting}) and its gradient stay finite, also at large ratios (built-in "
-                "losses clamp log-ratios to +-20), then resume from the last checkpoint"
-            )
-        return "resume from the last checkpoint with a smaller learner.learning_rate, or with model.dtype=float32"
 
     def _batch(self, rows: Sequence[TokenRow]) -> PackedBatch:
         longest = max(len(row.prompt_ids) + len(row.token_ids) - 1 for row in rows)

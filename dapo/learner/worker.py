@@ -122,7 +122,9 @@ class Worker:
         _check_planned(step, self.rank)
         self._source.lent = []
         self.step.entropy_coefficient = step.entropy_coefficient
-        olds = OldLogprobs(step, self._old_logprobs(step), shared=self.step.sharding is not None)
+        olds: OldLogprobs | None = None
+        if step.ratio_against == "learner":
+            olds = OldLogprobs(step, self._old_logprobs(step), shared=self.step.sharding is not None)
         stats: list[Stats] = []
         traces: list[list[TokenTrace]] = []
         for number, work in enumerate(step.minibatches):
@@ -130,12 +132,13 @@ class Worker:
                 stats.append(self._counted(step_counts(empty=True)))
                 continue
             record = TokenRecord(step.version, step.ratio_against == "learner", self._weights_moved)
-            old = olds.of(number, work.rows)
+            old = None if olds is None else olds.of(number, work.rows)
             passes = self.step.minibatch(work, record, ratio_against=step.ratio_against, old_logprobs=old)
             if self._speaks_of_rows:
                 stats += [passes, record.stats()]
             traces.append(record.traces() if self._speaks_of_rows else [])
-            olds.keep(record.rated)
+            if olds is not None:
+                olds.keep(record.rated)
             updated = self.step.optimizer_step(work.learning_rate)
             self._weights_moved |= updated["train/skipped_steps"].value == 0
             stats.append(self._counted(updated))
@@ -254,15 +257,15 @@ class Worker:
         return [found[number] for number in range(len(rows))]
 
     def _old_logprobs(self, step: RankStep) -> list[list[FloatArray] | None]:
-        """Return the log-probabilities of each minibatch's rows before the first step, if the ratio runs against them.
+        """Return the log-probabilities of each minibatch's rows before the first step.
 
         The minibatches are those of the first epoch. The passes are those of training: as long as the weights have not
         moved, the ratio is exactly 1 in any number format. With one minibatch they are the detached current ones, and
         no pass of their own is needed.
         """
         first = step.minibatches[: len(step.minibatches) // step.epochs]
-        if step.ratio_against != "learner" or len(first) == 1:
-            return [None] * len(first)
+        if len(first) == 1:
+            return [None]
         return [None if work is None else self._logprobs(work.rows, work.passes, learning=True) for work in first]
 
     def _merge_error(self) -> float:
@@ -411,19 +414,17 @@ class OldLogprobs:
 
     def __init__(self, step: RankStep, first: Sequence[list[FloatArray] | None], *, shared: bool) -> None:
         self._first = first
-        self._freezes = step.epochs > 1 and step.ratio_against == "learner"
+        self._freezes = step.epochs > 1
         self._to_exchange = shared and len(first) > 1
         self._frozen: dict[tuple[int, int, int], FloatArray] = {}
 
     def of(self, number: int, rows: Sequence[Row]) -> list[FloatArray] | None:
-        """Return those of ``rows`` in minibatch ``number``; None: the ratio runs against other numbers.
+        """Return those of ``rows`` in minibatch ``number``; None: they are the detached current ones.
 
         All ranks ask for the same minibatches in one order.
         """
         if number < len(self._first):
             return self._first[number]
-        if not self._freezes:
-            return None
         if self._to_exchange:
             self._exchange()
         return [self._frozen[row.group, row.sample, row.part] for row in rows]

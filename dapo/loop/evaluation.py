@@ -15,6 +15,7 @@ from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation_metrics import kind_of, reason_of, result_of
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import (
+    Group,
     Key,
     Prompt,
     Response,
@@ -22,7 +23,7 @@ from dapo.types.batch import (
     SamplingParams,
     Score,
 )
-from dapo.types.evaluation import Evaluated, EvaluationProgress, EvaluationResult
+from dapo.types.evaluation import GREEDY, EvaluationProgress, EvaluationResult
 from dapo.types.seeds import EVALUATION, derive_seed
 
 log = logging.getLogger(__name__)
@@ -57,40 +58,33 @@ class Evaluator:
             RewardError: a score never came back.
         """
         self._answered = self._scored = 0
-        by_set: dict[str, list[Evaluated]] = {}
+        sets: dict[str, list[Group]] = {}
         first = 0  # group of a set's first problem
         for number, (name, prompts) in enumerate(self.prompts.items()):
-            by_set[name] = self._responses(number, first, name, prompts)
+            sets[name] = self._groups(number, first, prompts)
             first += len(prompts)
-        for responses in by_set.values():
-            self._warn(responses)
-        return result_of(by_set, self.samples, self.greedy)
+        for name, groups in sets.items():
+            self._warn(name, groups)
+        return result_of(sets, self.samples, self.greedy)
 
-    def _responses(self, number: int, first: int, name: str, prompts: Sequence[Prompt]) -> list[Evaluated]:
-        requests = []
-        for index, prompt in enumerate(prompts):
-            for sample in range(self.samples + self.greedy):
-                sampled = sample < self.samples
-                requests.append(
-                    SampleRequest(
-                        key=Key("evaluate", first + index, sample),
-                        prompt_ids=prompt.token_ids,
-                        sampling=self.sampling if sampled else replace(self.sampling, temperature=0.0),
-                        seed=derive_seed(self.seed, EVALUATION, number, index, sample),
-                        priority=index,
-                    )
-                )
+    def _groups(self, number: int, first: int, prompts: Sequence[Prompt]) -> list[Group]:
+        samples = [*range(self.samples), *([GREEDY] if self.greedy else [])]
+        keys = [[Key("evaluate", first + index, sample) for sample in samples] for index in range(len(prompts))]
+        requests = [
+            SampleRequest(
+                key=key,
+                prompt_ids=prompts[index].token_ids,
+                sampling=replace(self.sampling, temperature=0.0) if key.sample == GREEDY else self.sampling,
+                seed=derive_seed(self.seed, EVALUATION, number, index, n),
+                priority=index,
+            )
+            for index, of_problem in enumerate(keys)
+            for n, key in enumerate(of_problem)
+        ]
         completions, scores = self._complete(requests, {r.key: prompts[r.key.group - first] for r in requests})
         return [
-            Evaluated(
-                name,
-                key.group - first,
-                key.sample if key.sample < self.samples else -1,
-                prompts[key.group - first],
-                completions[key],
-                scores[key],
-            )
-            for key in sorted(completions)
+            Group(index, prompts[index], [completions[key] for key in of_problem], [scores[key] for key in of_problem])
+            for index, of_problem in enumerate(keys)
         ]
 
     def _complete(
@@ -133,10 +127,10 @@ class Evaluator:
             total = sum(map(len, self.prompts.values())) * (self.samples + self.greedy)
             self.watch(EvaluationProgress(self._answered + answered, self._scored + scored, total))
 
-    def _warn(self, responses: Sequence[Evaluated]) -> None:
+    def _warn(self, name: str, groups: Sequence[Group]) -> None:
         """Warn of the first failure of each kind at once, and once in a run."""
-        for response in responses:
-            score, known = response.score, response.score.accuracy is not None
+        for problem, score in ((group.id, score) for group in groups for score in group.scores_G):
+            known = score.accuracy is not None
             kind = (kind_of(score), known)
             if score.scored or kind in self._told:
                 continue
@@ -149,8 +143,8 @@ class Evaluator:
             log.warning(
                 "held-out set %s, problem %d: %s: %s. More failures of this kind are only counted "
                 "(validation/%s in metrics.jsonl, `unscored` in samples.jsonl).",
-                response.dataset,
-                response.problem,
+                name,
+                problem,
                 reason_of(score),
                 what,
                 "failed_rewards" if known else "unscored",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,44 +20,36 @@ from dapo.algorithms.statistics import (
     mean_of_estimates,
     pass_at_k,
 )
-from dapo.types.batch import Metrics, Score
-from dapo.types.evaluation import Evaluated, EvaluationResult
+from dapo.types.batch import Group, Metrics, Response, Score
+from dapo.types.evaluation import GREEDY, EvaluationResult, ValidationSets
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan, math.nan)
 _COUNTS = ("unscored", "failed_rewards", "responses", "problems")
 """Keys whose value over all sets is the sum and not the mean."""
 
 
-def result_of(by_set: Mapping[str, Sequence[Evaluated]], samples: int, greedy: bool) -> EvaluationResult:
+def result_of(sets: ValidationSets, samples: int, greedy: bool) -> EvaluationResult:
     """Metrics of every set under ``validation/SET/``, and over the sets under ``validation/``.
 
     Args:
-        by_set: responses by name of their set.
+        sets: groups by name of their set.
         samples: sampled responses per problem, k.
         greedy: whether each problem has a greedy response too.
     """
-    sets: dict[str, Metrics] = {}
+    by_set: dict[str, Metrics] = {}
     accuracies: dict[str, Estimate] = {}
     reasons: dict[str, str] = {}
-    for name, responses in by_set.items():
-        accuracies[name] = accuracy_of(responses)
-        sets[name] = _summary(responses, accuracies[name], samples, greedy)
-        missing = Counter(reason_of(r.score) for r in responses if r.score.accuracy is None)
+    for name, groups in sets.items():
+        accuracies[name] = accuracy_of(groups)
+        by_set[name] = _summary(groups, accuracies[name], samples, greedy)
+        missing = Counter(reason_of(s) for group in groups for s in group.scores_G if s.accuracy is None)
         if missing:
             reasons[name] = missing.most_common(1)[0][0]
-    metrics = {f"validation/{key}": value for key, value in _overall(list(sets.values())).items()}
+    metrics = {f"validation/{key}": value for key, value in _overall(list(by_set.values())).items()}
     if accuracies:
         metrics |= {f"validation/{key}": value for key, value in _interval(mean_of_estimates([*accuracies.values()]))}
-    metrics |= {f"validation/{name}/{key}": value for name, of_set in sets.items() for key, value in of_set.items()}
-    return EvaluationResult(metrics, [r for responses in by_set.values() for r in responses], reasons)
-
-
-def by_set_of(responses: Sequence[Evaluated]) -> dict[str, list[Evaluated]]:
-    """Responses by name of their set, in order of appearance."""
-    sets: dict[str, list[Evaluated]] = {}
-    for response in responses:
-        sets.setdefault(response.dataset, []).append(response)
-    return sets
+    metrics |= {f"validation/{name}/{key}": value for name, of_set in by_set.items() for key, value in of_set.items()}
+    return EvaluationResult(metrics, sets, reasons)
 
 
 def reason_of(score: Score) -> str:
@@ -70,66 +62,66 @@ def kind_of(score: Score) -> str:
     return reason_of(score).partition(":")[0].replace("/", " ") or "no reason given"
 
 
-def accuracy_of(responses: Sequence[Evaluated]) -> Estimate:
+def accuracy_of(groups: Sequence[Group]) -> Estimate:
     """avg@k of the sampled responses whose accuracy is known; nan where there is none."""
-    by_problem = _known_by_problem(responses)
-    return mean_interval(by_problem, bounds=(0.0, 1.0)) if by_problem else UNKNOWN
+    known = [[score.accuracy or 0.0 for score in scores] for scores in _known(groups)]
+    return mean_interval(known, bounds=(0.0, 1.0)) if known else UNKNOWN
 
 
-def _known_by_problem(responses: Sequence[Evaluated]) -> list[list[float]]:
-    """Accuracies of each problem's sampled responses, where they are known; problems without one are not there."""
-    by_problem: dict[int, list[float]] = {}
-    for response in responses:
-        accuracy = response.score.accuracy
-        if response.sample >= 0 and accuracy is not None:
-            by_problem.setdefault(response.problem, []).append(accuracy)
-    return list(by_problem.values())
+def _pairs(groups: Sequence[Group], greedy: bool = False) -> list[list[tuple[Response, Score]]]:
+    """Return of each problem the sampled responses with their scores, or the greedy one."""
+    by_problem = [[pair for pair in group.pairs() if (pair[0].key.sample == GREEDY) is greedy] for group in groups]
+    return [pairs for pairs in by_problem if pairs]
+
+
+def _known(groups: Sequence[Group]) -> list[list[Score]]:
+    """Return of each problem the scores of sampled responses whose accuracy is known; problems without one are not
+    there."""
+    by_problem = [[score for _, score in pairs if score.accuracy is not None] for pairs in _pairs(groups)]
+    return [scores for scores in by_problem if scores]
 
 
 def _interval(accuracy: Estimate) -> list[tuple[str, float]]:
     return [("accuracy", accuracy.mean), ("accuracy_low", accuracy.low), ("accuracy_high", accuracy.high)]
 
 
-def _summary(responses: Sequence[Evaluated], accuracy: Estimate, samples: int, greedy: bool) -> Metrics:
+def _summary(groups: Sequence[Group], accuracy: Estimate, samples: int, greedy: bool) -> Metrics:
     """Metrics of one data set."""
-    sampled = [r for r in responses if r.sample >= 0]
-    missing = [r for r in responses if r.score.accuracy is None]
+    by_problem, known = _pairs(groups), _known(groups)
+    scores = [score for group in groups for score in group.scores_G]
+    missing = [score for score in scores if score.accuracy is None]
     out: Metrics = {
         **dict(_interval(accuracy)),
-        "accuracy_unscored_wrong": _worst(sampled),
-        "length_mean": _mean([r.completion.model_tokens for r in sampled]),
-        "truncated_share": _mean([r.completion.truncated for r in sampled]),
+        # of each problem the mean, every response without an accuracy counted as wrong
+        "accuracy_unscored_wrong": _mean([_mean([s.accuracy or 0.0 for _, s in pairs]) for pairs in by_problem]),
+        **_sizes("", by_problem),
         "unscored": len(missing),
-        "failed_rewards": sum(not r.score.scored for r in responses) - len(missing),
-        "responses": len(responses),
-        "problems": len({r.problem for r in responses}),
+        "failed_rewards": sum(not score.scored for score in scores) - len(missing),
+        "responses": len(scores),
+        "problems": len(groups),
     }
-    kinds = Counter(kind_of(r.score) for r in missing)
+    kinds = Counter(map(kind_of, missing))
     out |= {f"unscored_{kind}": count for kind, count in kinds.items()}
-    known: dict[int, list[Evaluated]] = {}
-    for response in sampled:
-        if response.score.accuracy is not None:
-            known.setdefault(response.problem, []).append(response)
-    correct = [(len(rows), sum(_correct(r) for r in rows)) for rows in known.values()]
+    correct = [(len(of_problem), sum(map(_correct, of_problem))) for of_problem in known]
     for k in _widths(samples):
         out[f"pass@{k}"] = _mean([pass_at_k(n, c, k) for n, c in correct if n >= k])
-    voting = [rows for rows in known.values() if any(r.score.answer is not None for r in rows)]
+    voting = [of_problem for of_problem in known if any(score.answer is not None for score in of_problem)]
     if voting and samples > 1:
-        out[f"maj@{samples}"] = math.fsum(_majority(rows) for rows in voting) / len(known)
+        out[f"maj@{samples}"] = math.fsum(_majority(of_problem) for of_problem in voting) / len(known)
     if greedy:
-        of_greedy = [r for r in responses if r.sample < 0]
-        out["greedy_accuracy"] = _mean([r.score.accuracy for r in of_greedy if r.score.accuracy is not None])
-        out["greedy_length_mean"] = _mean([r.completion.model_tokens for r in of_greedy])
-        out["greedy_truncated_share"] = _mean([r.completion.truncated for r in of_greedy])
+        of_greedy = _pairs(groups, greedy=True)
+        accuracies = [score.accuracy for pairs in of_greedy for _, score in pairs]
+        out["greedy_accuracy"] = _mean([accuracy for accuracy in accuracies if accuracy is not None])
+        out |= _sizes("greedy_", of_greedy)
     return out
 
 
-def _worst(sampled: Sequence[Evaluated]) -> float:
-    """Mean over all problems of each problem's mean, every response without an accuracy counted as wrong."""
-    by_problem: dict[int, list[float]] = {}
-    for response in sampled:
-        by_problem.setdefault(response.problem, []).append(response.score.accuracy or 0.0)
-    return _mean([_mean(values) for values in by_problem.values()])
+def _sizes(before: str, by_problem: Sequence[Sequence[tuple[Response, Score]]]) -> Metrics:
+    responses = [response for pairs in by_problem for response, _ in pairs]
+    return {
+        f"{before}length_mean": _mean([response.model_tokens for response in responses]),
+        f"{before}truncated_share": _mean([response.truncated for response in responses]),
+    }
 
 
 def _overall(sets: Sequence[Metrics]) -> Metrics:
@@ -147,12 +139,12 @@ def _widths(samples: int) -> list[int]:
     return [*(1 << n for n in range(samples.bit_length()) if 1 << n < samples), samples]
 
 
-def _correct(response: Evaluated) -> bool:
-    return (response.score.accuracy or 0.0) >= 1.0
+def _correct(score: Score) -> bool:
+    return (score.accuracy or 0.0) >= 1.0
 
 
-def _majority(rows: Sequence[Evaluated]) -> float:
-    return majority_correct([r.score.answer for r in rows], [_correct(r) for r in rows])
+def _majority(scores: Sequence[Score]) -> float:
+    return majority_correct([score.answer for score in scores], list(map(_correct, scores)))
 
 
 def _mean(values: Sequence[float]) -> float:

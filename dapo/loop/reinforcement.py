@@ -57,7 +57,7 @@ class Reinforcement:
         self.recorder, self.phases, self.overlap = recorder, phases, overlap
         self.notices = Notices(recorder, algorithm)
         self.idle = Idle(
-            lambda: collector.rollouts.busy_seconds(), phases.read_clock, None if overlap is None else phases.beside
+            lambda: collector.rollouts.busy_seconds(), phases.clock, None if overlap is None else phases.beside
         )
         if overlap is not None:
             collector.rollouts.watch = self.idle.look_at_engines

@@ -72,6 +72,7 @@ class Stopping:
     """Asked between two steps, and where a step waits for samples, scores, environments or an evaluation.
 
     Attributes:
+        interrupts: while it is entered, a first signal stops the run, and a second one ends it without a checkpoint.
         by: "Ctrl-C", "SIGTERM" or the argument of ``stop``, where the run was stopped; "" otherwise.
         early: why the run is at its end before ``trainer.steps``; None otherwise.
         left: what a stop in the middle of a step left; None otherwise.
@@ -95,17 +96,7 @@ class Stopping:
         self.cause: OutOfTime | ClusterLost | None = None
         self._may_leave = False  # what goes on now, in its middle
         self._save: float | None = None  # seconds of the longest save
-        self._interrupt = Interrupt(self._interrupted, self._interrupted_again)
-
-    @property
-    def interrupts(self) -> Interrupt:
-        """While it is entered, a first signal stops the run, and a second one ends it without a checkpoint."""
-        return self._interrupt
-
-    @property
-    def asked(self) -> bool:
-        """Return whether a signal asked the run to stop."""
-        return self._interrupt.requested
+        self.interrupts = Interrupt(self._interrupted, self._interrupted_again)
 
     @contextmanager
     def may_leave(self) -> Iterator[None]:
@@ -120,7 +111,7 @@ class Stopping:
         """Raise ``Stopped`` if a signal came, or ``trainer.max_hours`` is over, within ``may_leave``."""
         if not self._may_leave:
             return
-        if not self.asked:
+        if not self.interrupts.requested:
             if (out_of_time := self._deadline.over(self._save)) is None:
                 return
             self._end_for(out_of_time)
@@ -159,7 +150,7 @@ class Stopping:
         """Decides whether no further step is begun, and tells why; ``save``: see ``Deadline.passed``."""
         self._save = save
         out_of_time = self._deadline.passed(save)
-        if self.by or self._interrupt.requested:
+        if self.by or self.interrupts.requested:
             return True
         best = self.best
         if best is not None and best.since >= self._patience:

@@ -136,7 +136,7 @@ class Supervised:
                 loss, tokens = loss + own, tokens + count
         metrics["validation/loss"] = loss / tokens if tokens else math.nan
         self.recorder.notice(step, HeldOutLoss(metrics["validation/loss"]))
-        return EvaluationResult(metrics, [])
+        return EvaluationResult(metrics, {})
 
     def awaited(self) -> None:
         return None

@@ -129,22 +129,15 @@ class Trainer:
         """Return whether the run is at its end: nothing is left for a resume to do."""
         return self.stopping.finished(self.steps - self.counters.training_steps) and not self._evaluation_left
 
-    def run(self) -> bool:
-        """Train to ``trainer.steps``. True when it got there, False when it was stopped early (state saved).
+    def each_step(self) -> Iterator[StepDone]:
+        """Train to ``trainer.steps``, and give out each training step when it is recorded and, if due, saved.
+
+        Closing the iterator in the middle saves the state.
 
         Raises:
             SamplingStopped: the batch could not be filled.
             BaseException: whatever left the loop, a callback's ``SystemExit`` too. Unless the learner itself failed,
                 or a second Ctrl-C came, the finished steps were saved first.
-        """
-        for _ in self.each_step():
-            pass
-        return self.finished
-
-    def each_step(self) -> Iterator[StepDone]:
-        """Train as ``run``, and give out each training step when it is recorded and, if due, saved.
-
-        Closing the iterator in the middle saves the state.
         """
         self.phases.take()  # what came before is no part of the first step
         self.method.start(self.stopping.look)

@@ -51,7 +51,7 @@ class Phases:
         Spans speak of seconds since 1970: ``epoch`` is read once, and ``clock``, which never jumps, tells the rest.
         """
         self.step = 0  # the training step that spans belong to; the trainer sets it
-        self._sink, self._clock = sink, clock
+        self._sink, self.clock = sink, clock
         self._taken = self._mark = clock()
         self._origin = epoch() - self._mark
         self._stack: list[str] = []
@@ -84,16 +84,12 @@ class Phases:
         stack = self._stack
         return stack[-1] if stack else "other"
 
-    def read_clock(self) -> float:
-        """Return the time of ``beside``'s timer, in seconds."""
-        return self._clock()
-
     def beside(self, name: str, start: float, end: float, busy: float | None = None) -> None:
         """Work of another process, whatever phase the driver is in: a span, and no phase's seconds.
 
         Args:
             name: one of ``dapo.metrics.glossary.BESIDE``.
-            start: on the clock of ``read_clock``.
+            start: on ``clock``.
             end: likewise.
             busy: seconds of work in between; None: all of them.
         """
@@ -126,7 +122,7 @@ class Phases:
 
     def _switch(self) -> float:
         """Give the time since the last switch to the innermost phase."""
-        now = self._clock()
+        now = self.clock()
         current = self._stack[-1] if self._stack else "other"
         self._seconds[current] = self._seconds.get(current, 0.0) + now - self._mark
         self._mark = now

@@ -170,7 +170,7 @@ def environment_metrics() -> Iterator[Metric]:
     yield Metric(
         "environment/waited", SECONDS, "Seconds that the driver waited for replies in this step.", "lower", clock=True
     )
-    yield Metric("environment/fact/<name>", "1", f"Mean over turns of a fact that the environment told, {groups}.")
+    yield Metric("environment/fact/<name>", "1", f"Mean over turns of a further number of an environment, {groups}.")
 
 
 def reward_metrics() -> Iterator[Metric]:

@@ -54,20 +54,13 @@ def add_adapter(model: Any, lora: Lora, *, name: str, seed: int) -> dict[str, Te
         are on the meta device they are nowhere else.
 
     Raises:
-        ModelError: a target that is no linear layer or not there, or tied embeddings among the modules to save.
+        ModelError: a target that is no linear layer. Names that the model lacks are refused by ``run.fits`` before.
     """
     from peft import inject_adapter_in_model
 
-    _check_targets(model, lora, name)
     with torch.random.fork_rng(devices=[]), _as_drawn() as drawn:
         torch.manual_seed(seed % 2**63)
-        try:
-            inject_adapter_in_model(_config(lora, name), model, NAME)
-        except ValueError as error:
-            raise ModelError(
-                f"model.lora does not fit {name}: {str(error).splitlines()[0][:300]}; set model.lora.target_modules to "
-                "names of its linear layers, or leave it out for all of them"
-            ) from error
+        inject_adapter_in_model(_config(lora, name), model, NAME)
     found = list(_lora_layers(model))
     other = [where for where, layer in found if not isinstance(layer.get_base_layer(), nn.Linear)]
     if other or not found:
@@ -413,23 +406,6 @@ def _config(lora: Lora, name: str) -> Any:
         task_type="CAUSAL_LM",
         base_model_name_or_path=name,
     )
-
-
-def _check_targets(model: Any, lora: Lora, name: str) -> None:
-    """Refuse what cannot be merged into tensors of the architecture."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    ends = {where.rpartition(".")[2] for where, module in model.named_modules() if module in (head, embedding)}
-    if lora.target_modules != "all-linear" and (named := ends & set(lora.target_modules)):
-        raise ModelError(
-            f"model.lora.target_modules names {', '.join(sorted(named))}, an embedding or output head of {name}, which "
-            "gets no adapter here: train it whole (model.lora.modules_to_save), or leave it out"
-        )
-    tied = head is not None and head.weight is embedding.weight
-    if tied and (named := ends & set(lora.modules_to_save)):
-        raise ModelError(
-            f"model.lora.modules_to_save names {', '.join(sorted(named))}, and {name} has one tensor for embedding and "
-            "output head: a copy of one of them would no longer be tied; leave it out"
-        )
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -242,26 +241,17 @@ def _check_configuration(name: str, folder: Path) -> None:
             "fetch the model again"
         )
     files = {file.name for file in folder.iterdir()}
-    if "config.json" not in files and (other := _other_kind(name, files)):
-        raise ModelError(other)
     if "config.json" not in files:
-        raise ModelError(
-            f"model.path {name!r} has no config.json; expected a Hugging Face folder, found {sorted(files)[:8]}"
-        )
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{name}/config.json is not valid JSON ({error}); fetch the model again") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{name}/config.json is no JSON object; fetch the model again")
+        expected = f"has no config.json; expected a Hugging Face folder, found {sorted(files)[:8]}"
+        raise ModelError(f"model.path {name!r} {_other_kind(name, files) or expected}")
 
 
 def _other_kind(name: str, files: set[str]) -> str | None:
     """Return what a folder without a model's configuration holds instead, and the next move; None: nothing known."""
     if ADAPTER_CONFIG in files:
-        return f"model.path {name!r} holds nothing but an adapter{merge_first(Path(name).expanduser())}"
+        return f"holds nothing but an adapter{merge_first(Path(name).expanduser())}"
     if found := sorted(file for file in files if file.endswith(".gguf")):
-        return f"model.path {name!r} holds {len(found)} GGUF files; name one: model.path={Path(name) / found[0]}"
+        return f"holds {len(found)} GGUF files; name one: model.path={Path(name) / found[0]}"
     return None
 
 
@@ -431,33 +421,13 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str], inside: 
         loaded.packed = False
     reason = inside(lambda: _probe(loaded))
     if reason is not None:
-        _check_training_mode(loaded, inside)
+        noise = ", or has noise in training mode: model.activation_checkpointing=none does without that mode"
         raise ModelError(
             f"{loaded.name} {reason}, even with padded rows and its own attention: "
             f"{type(loaded.model).__name__} treats logits or padding in a way this trainer does not know"
+            f"{noise if loaded.model.training else ''}"
         )
     return False
-
-
-def _check_training_mode(loaded: LoadedModel, inside: Inside) -> None:
-    """Raise a clearer error if training mode changes the outputs of a model that failed the probe.
-
-    Raises:
-        ModelError: it is; the message names activation checkpointing, which needs that mode.
-    """
-    if not loaded.model.training:
-        return
-    loaded.model.eval()
-    try:
-        quiet = inside(lambda: _probe(loaded))
-    finally:
-        loaded.model.train()
-    if quiet is None:
-        raise ModelError(
-            f"{type(loaded.model).__name__} computes other log-probabilities in training mode (dropout or noise that "
-            "cannot be switched off here), which activation checkpointing needs and the sampler does not have: set "
-            "model.activation_checkpointing=none"
-        )
 
 
 def _probe(loaded: LoadedModel) -> str | None:

@@ -36,11 +36,6 @@ class PackedBatch:
     lengths: list[int]  # response tokens of each row
 
     @property
-    def predictors(self) -> Tensor:
-        """[N] flat position of the hidden state that predicts each response token."""
-        return self.sources.index
-
-    @property
     def row_of_token(self) -> Tensor:
         """[N] index into ``rows``."""
         lengths = torch.tensor(self.lengths, device=self.targets.device)

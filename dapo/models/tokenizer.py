@@ -33,7 +33,7 @@ def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
         raise kind(_no_tokenizer(name, first_line(error).rstrip("."))) from error
     if reference is None:
         return tokenizer
-    text = _probe_text(reference)
+    text = probe_text(reference)
     expected = reference.encode(text, add_special_tokens=False).ids
     if tokenizer.encode(text, add_special_tokens=False) == expected:
         return tokenizer
@@ -76,8 +76,8 @@ def _no_tokenizer(name: str, said: str) -> str:
     )
 
 
-def _probe_text(reference: Any) -> str:
+def probe_text(tokenizer: Any) -> str:
     """Mixed text and 64 entries spread over the vocabulary, so that a word-level vocabulary is met as well."""
-    size = reference.get_vocab_size()
-    entries = [reference.decode([index]) for index in range(0, size, max(1, size // 64))]
+    size = len(tokenizer.get_vocab())
+    entries = [tokenizer.decode([index]) for index in range(0, size, max(1, size // 64))]
     return PROBE_TEXT + " " + " ".join(entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from dapo.errors import DataError
 from dapo.observe.jsonl import JsonlWriter, read_jsonl
-from dapo.types.batch import Prompt, Response, Score
+from dapo.types.batch import Group, Key, Prompt, Response, Score
 from dapo.types.enums import FinishReason
-from dapo.types.evaluation import Evaluated
+from dapo.types.evaluation import GREEDY, ValidationSets
 
 
-def write_answers(path: Path, responses: Sequence[Evaluated], model: str, step: int | None) -> None:
+def write_answers(path: Path, sets: ValidationSets, model: str, step: int | None) -> None:
     """Write a line for each response.
 
     Raises:
@@ -25,31 +25,34 @@ def write_answers(path: Path, responses: Sequence[Evaluated], model: str, step: 
     if path.exists():
         raise DataError(f"{path} exists already; give another name to --out")
     with JsonlWriter(path) as file:
-        file.append(*({"model": model, "step": step, **_record(response)} for response in responses))
+        file.append(*({"model": model, "step": step, **record} for record in answer_records(sets)))
 
 
-def _record(response: Evaluated) -> dict[str, Any]:
-    score, completion = response.score, response.completion
-    return {
-        "set": response.dataset,
-        "problem": response.problem,
-        "prompt_id": response.prompt.id,
-        "question": response.prompt.problem,
-        "answer": response.prompt.answer,
-        "sample": response.sample,
-        "greedy": response.sample < 0,
-        "response": completion.shown,
-        "answered": score.answer,
-        "accuracy": score.accuracy,
-        "rewards": dict(score.values),
-        "unscored": score.reason,
-        "length": completion.model_tokens,
-        "truncated": completion.truncated,
-    }
+def answer_records(sets: ValidationSets) -> Iterator[dict[str, Any]]:
+    """Return a record of what JSON can hold for each response."""
+    for name, groups in sets.items():
+        for group in groups:
+            for response, score in group.pairs():
+                yield {
+                    "set": name,
+                    "problem": group.id,
+                    "prompt_id": group.prompt.id,
+                    "question": group.prompt.problem,
+                    "answer": group.prompt.answer,
+                    "sample": response.key.sample,
+                    "greedy": response.key.sample == GREEDY,
+                    "response": response.shown,
+                    "answered": score.answer,
+                    "accuracy": score.accuracy,
+                    "rewards": dict(score.values),
+                    "unscored": score.reason,
+                    "length": response.model_tokens,
+                    "truncated": response.truncated,
+                }
 
 
-def read_answers(path: Path) -> tuple[str, int | None, list[Evaluated]]:
-    """Model, step and responses of a file that ``write_answers`` wrote.
+def read_answers(path: Path) -> tuple[str, int | None, ValidationSets]:
+    """Model, step and groups of a file that ``write_answers`` wrote.
 
     Raises:
         DataError: it is none.
@@ -57,7 +60,10 @@ def read_answers(path: Path) -> tuple[str, int | None, list[Evaluated]]:
     try:
         records = list(read_jsonl(path))
         first = records[0]
-        return str(first["model"]), first["step"], [_response(record) for record in records]
+        sets: dict[str, dict[int, Group]] = {}
+        for record in records:
+            _add(sets.setdefault(str(record["set"]), {}), record)
+        return str(first["model"]), first["step"], {name: list(groups.values()) for name, groups in sets.items()}
     except (OSError, json.JSONDecodeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} is no file of answers ({type(error).__name__}: {error}); give one that `dapo evaluate --out` "
@@ -65,16 +71,15 @@ def read_answers(path: Path) -> tuple[str, int | None, list[Evaluated]]:
         ) from None
 
 
-def _response(record: dict[str, Any]) -> Evaluated:
+def _add(groups: dict[int, Group], record: dict[str, Any]) -> None:
+    """Add the response of a line to the group of its problem."""
+    problem, question = int(record["problem"]), str(record["question"])
     none = np.zeros(int(record["length"]), np.int64)
     finish = FinishReason.LENGTH if record["truncated"] else FinishReason.STOP
+    prompt = Prompt(str(record["prompt_id"]), question, none[:0], question, str(record["answer"]), "")
+    group = groups.setdefault(problem, Group(problem, prompt, [], []))
+    tokens = none, none.astype(np.float32), none.astype(np.int32)
+    key = Key("evaluate", problem, int(record["sample"]))
+    group.completions_G.append(Response(*tokens, finish, str(record["response"]), key=key))
     values = {name: float(value) for name, value in record["rewards"].items()}
-    question = str(record["question"])
-    return Evaluated(
-        dataset=str(record["set"]),
-        problem=int(record["problem"]),
-        sample=int(record["sample"]),
-        prompt=Prompt(str(record["prompt_id"]), question, none[:0], question, str(record["answer"]), ""),
-        completion=Response(none, none.astype(np.float32), none.astype(np.int32), finish, str(record["response"])),
-        score=Score(values=values, reason=record["unscored"], answer=record["answered"]),
-    )
+    group.scores_G.append(Score(values=values, reason=record["unscored"], answer=record["answered"]))

@@ -22,9 +22,7 @@ from dapo.types.events import (
     Event,
     StartEvent,
     StepEvent,
-    answers_seen,
-    frozen,
-    groups_seen,
+    sealed,
 )
 
 State = dict[str, Any]
@@ -83,13 +81,12 @@ class Callbacks:
         """Call back after a recorded step."""
         self._step = step
         if self._listeners:
-            self._send(StepEvent(step, frozen(metrics), groups_seen(finished) if self._texts else ()))
+            self._send(StepEvent(step, sealed(metrics), sealed(finished) if self._texts else ()))
 
     def evaluation(self, step: int, result: EvaluationResult) -> None:
         """Call back after the held-out problems were answered."""
         if self._listeners:
-            answers = answers_seen(result.responses) if self._texts else ()
-            self._send(EvaluationEvent(step, frozen(result.metrics), answers))
+            self._send(EvaluationEvent(step, sealed(result.metrics), sealed(result.sets) if self._texts else {}))
 
     def checkpoint(self, step: int, folder: Path) -> None:
         """Tell callbacks of a checkpoint that was written.

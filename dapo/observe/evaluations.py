@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,9 +21,10 @@ from dapo.errors import DataError
 from dapo.observe.columns import columns_of
 from dapo.observe.held_out import HeldOut, Problem, Solved
 from dapo.observe.parquet import read_parquet
-from dapo.observe.tables import Write, named_values, texts, write_table_file
+from dapo.observe.tables import Write, named_values, repeated, table_of, texts, write_table_file
+from dapo.types.batch import Group
 from dapo.types.enums import FinishReason
-from dapo.types.evaluation import Evaluated
+from dapo.types.evaluation import ValidationSets
 
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 
@@ -45,50 +47,46 @@ SCHEMA = pa.schema(
     metadata={"dapo.evaluations": "1"},
 )
 
-_ROWS_AT_ONCE = 8192
+_PROBLEMS_AT_ONCE = 1024
 _CONTENT = ["set", "prompt_id", "answer", "problem", "columns"]
 _COUNTED = [*_CONTENT, "sample", "accuracy", "read", "finish"]
 
 
-def evaluation_table(step: int, responses: Sequence[Evaluated], values: Mapping[tuple[str, int], str]) -> pa.Table:
-    """Return one row for each response, in their order; ``values``: by set and problem the JSON of its columns."""
+def evaluation_tables(step: int, sets: ValidationSets) -> Iterator[pa.Table]:
+    """Return tables of one row for each response, in their order."""
+    for name, groups in sets.items():
+        values = [json.dumps(row) for row in columns_of([group.prompt for group in groups])]
+        for first in range(0, len(groups), _PROBLEMS_AT_ONCE):
+            some = slice(first, first + _PROBLEMS_AT_ONCE)
+            yield _table(step, name, groups[some], values[some])
+
+
+def _table(step: int, name: str, groups: Sequence[Group], values: Sequence[str]) -> pa.Table:
+    """Return the rows of some groups of a set; ``values``: of each problem the JSON of its columns."""
+    sizes = [len(group.completions_G) for group in groups]
+    completions = [completion for group in groups for completion in group.completions_G]
+    scores = [score for group in groups for score in group.scores_G]
     columns: dict[str, Any] = {
-        "step": [step] * len(responses),
-        "set": texts([r.dataset for r in responses]).dictionary_encode(),
-        "problem": [r.problem for r in responses],
-        "sample": [r.sample for r in responses],
-        "prompt_id": texts([r.prompt.id for r in responses]).dictionary_encode(),
-        "answer": texts([r.prompt.answer for r in responses]).dictionary_encode(),
-        "read": texts([r.score.answer for r in responses]),
-        "accuracy": [r.score.accuracy for r in responses],
-        "rewards": named_values([r.score.values for r in responses]),
-        "length": [r.completion.model_tokens for r in responses],
-        "finish": texts([r.completion.finish for r in responses]).dictionary_encode(),
-        "unscored": texts([r.score.reason for r in responses]),
-        "columns": texts([values[r.dataset, r.problem] for r in responses]).dictionary_encode(),
+        "step": [step] * len(scores),
+        "set": repeated([name] * len(groups), sizes),
+        "problem": np.repeat([group.id for group in groups], sizes),
+        "sample": [completion.key.sample for completion in completions],
+        "prompt_id": repeated([group.prompt.id for group in groups], sizes),
+        "answer": repeated([group.prompt.answer for group in groups], sizes),
+        "read": texts([score.answer for score in scores]),
+        "accuracy": [score.accuracy for score in scores],
+        "rewards": named_values([score.values for score in scores]),
+        "length": [completion.model_tokens for completion in completions],
+        "finish": texts([completion.finish for completion in completions]).dictionary_encode(),
+        "unscored": texts([score.reason for score in scores]),
+        "columns": repeated(values, sizes),
     }
-    arrays = [
-        column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)
-        for field in SCHEMA
-    ]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+    return table_of(SCHEMA, columns)
 
 
-def _columns_of(responses: Sequence[Evaluated]) -> dict[tuple[str, int], str]:
-    """Return by set and problem the JSON of its columns."""
-    prompts = {(r.dataset, r.problem): r.prompt for r in responses}
-    return {key: json.dumps(row) for key, row in zip(prompts, columns_of(prompts.values()), strict=True)}
-
-
-def write_evaluation(path: Path, step: int, responses: Sequence[Evaluated], write: Write = write_table_file) -> None:
+def write_evaluation(path: Path, step: int, sets: ValidationSets, write: Write = write_table_file) -> None:
     """Write the responses of one evaluation; ``write`` puts tables into a file."""
-    values = _columns_of(responses)
-
-    def tables() -> Iterator[pa.Table]:
-        for first in range(0, max(1, len(responses)), _ROWS_AT_ONCE):
-            yield evaluation_table(step, responses[first : first + _ROWS_AT_ONCE], values)
-
-    write(path, SCHEMA, tables())
+    write(path, SCHEMA, evaluation_tables(step, sets))
 
 
 def read_evaluation(path: Path, columns: Sequence[str] | None = None, within: Path | None = None) -> pa.Table:
@@ -103,9 +101,9 @@ def read_evaluation(path: Path, columns: Sequence[str] | None = None, within: Pa
         raise DataError(f"{path} cannot be read as an evaluation: {error}") from None
 
 
-def held_out_of(responses: Sequence[Evaluated]) -> HeldOut:
+def held_out_of(sets: ValidationSets) -> HeldOut:
     """Count the responses of an evaluation that was made just now."""
-    return _counted(evaluation_table(0, responses, _columns_of(responses)))
+    return _counted(pa.concat_tables([SCHEMA.empty_table(), *evaluation_tables(0, sets)]))
 
 
 def read_held_out(path: Path, within: Path | None = None) -> HeldOut | None:

@@ -24,7 +24,7 @@ from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
 from dapo.observe.why import evaluating_line, heartbeat, start_said, stillness_line
 from dapo.types.batch import Group, Metrics, TokenTrace
-from dapo.types.evaluation import Evaluated, EvaluationProgress, EvaluationResult
+from dapo.types.evaluation import GREEDY, EvaluationProgress, EvaluationResult, ValidationSets
 from dapo.types.evidence import (
     ClusterLost,
     CollectProgress,
@@ -130,9 +130,9 @@ class RunRecorder:
         self.tables.start()
 
     def evaluation(self, step: int, result: EvaluationResult) -> None:
-        write_evaluation(self.folder.evaluation_file(step), step, result.responses, self.tables.write)
-        write_samples(self.folder.samples, [_sample(step, r) for r in result.responses if r.problem < SAMPLED_PROBLEMS])
-        held_out = held_out_of(result.responses)
+        write_evaluation(self.folder.evaluation_file(step), step, result.sets, self.tables.write)
+        write_samples(self.folder.samples, _samples(step, result.sets))
+        held_out = held_out_of(result.sets)
         self.console.evaluation(step, result.metrics, result.reasons, held_out)
         if step == 0 and (said := start_said(held_out, self.recipe)):
             self.console.warn(f"step 0: {said}")
@@ -187,18 +187,23 @@ class RunRecorder:
         self.console.sample(group.prompt.problem, group.completions_G[0].shown, accuracy, reward)
 
 
-def _sample(step: int, response: Evaluated) -> Sample:
-    return Sample(
-        step=step,
-        set=response.dataset,
-        prompt_id=response.prompt.id,
-        prompt=response.prompt.text,
-        problem=response.prompt.problem,
-        answer=response.prompt.answer,
-        response=response.completion.shown,
-        accuracy=response.score.accuracy,
-        length=response.completion.model_tokens,
-        truncated=response.completion.truncated,
-        greedy=response.sample < 0,
-        unscored=response.score.reason,
-    )
+def _samples(step: int, sets: ValidationSets) -> list[Sample]:
+    return [
+        Sample(
+            step=step,
+            set=name,
+            prompt_id=group.prompt.id,
+            prompt=group.prompt.text,
+            problem=group.prompt.problem,
+            answer=group.prompt.answer,
+            response=response.shown,
+            accuracy=score.accuracy,
+            length=response.model_tokens,
+            truncated=response.truncated,
+            greedy=response.key.sample == GREEDY,
+            unscored=score.reason,
+        )
+        for name, groups in sets.items()
+        for group in groups[:SAMPLED_PROBLEMS]
+        for response, score in group.pairs()
+    ]

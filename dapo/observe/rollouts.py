@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
-from dapo.observe.tables import Write, named_values, numbers, offsets_of, ragged, repeated, texts, write_table_file
+from dapo.observe.tables import Write, named_values, offsets_of, ragged, repeated, table_of, texts, write_table_file
 from dapo.types.batch import Group, Response
 from dapo.types.enums import Disposition, Verdict
 
@@ -54,6 +55,7 @@ SCHEMA = pa.schema(
                         ("seconds", pa.float64()),  # that the environment took to answer
                         ("calls", pa.list_(pa.string())),  # names of tools
                         ("prompt_ids", pa.list_(pa.int32())),  # that the turn was made from, where a row begins
+                        ("facts", pa.map_(pa.string(), pa.float64())),  # further numbers, by the environment
                     ]
                 )
             ),
@@ -88,11 +90,7 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
     scores = [score for group in groups for score in group.scores_G]
     sizes = [len(group.completions_G) for group in groups]
     offsets = offsets_of(completion.token_ids for completion in completions)
-
-    def per_group(values: list[str | None]) -> pa.Array:
-        """Return a column whose value is the same for all responses of a group: made once a group."""
-        return repeated(values, sizes)
-
+    per_group = partial(repeated, sizes=sizes)  # a column whose value is the same for all responses of a group
     columns: dict[str, Any] = {
         "step": np.full(len(completions), step),
         "born": np.repeat([group.born for group in groups], sizes),
@@ -122,18 +120,17 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
         "disposition": per_group([group.disposition for group in groups]),
         "unscored": texts([score.reason for score in scores]),
     }
-    arrays = [
-        column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)
-        for field in SCHEMA
-    ]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+    return table_of(SCHEMA, columns)
 
 
 def _turns(completion: Response) -> list[dict[str, Any]] | None:
     if completion.ended is None:
         return None
     names = [field.name for field in SCHEMA.field("turns").type.value_type]
-    return [{name: getattr(turn, name) for name in names} for turn in completion.turns]
+    return [
+        {**{name: getattr(turn, name) for name in names}, "facts": list(turn.facts.items())}
+        for turn in completion.turns
+    ]
 
 
 def select_groups(groups: Sequence[Group], which: Which) -> list[Group]:
@@ -199,7 +196,7 @@ def _per_response(groups: Sequence[Group], name: str) -> pa.Array:
         np.full(len(group.completions_G), np.nan) if values is None else values
         for group, values in zip(groups, given, strict=True)
     ]
-    return numbers(np.concatenate(rows) if rows else [], pa.float64())
+    return pa.array(np.concatenate(rows) if rows else [], type=pa.float64(), from_pandas=True)
 
 
 def _voters(groups: Sequence[Group]) -> pa.Array:

@@ -69,9 +69,13 @@ def named_values(rows: Sequence[Mapping[str, float]]) -> pa.MapArray:
     return pa.MapArray.from_arrays(pa.array(offsets_of(rows)), names, values)
 
 
-def numbers(values: NDArray[Any] | Sequence[float], of: pa.DataType) -> pa.Array:
-    """Numbers; nan becomes null."""
-    return pa.array(np.asarray(values), type=of, from_pandas=True)
+def table_of(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
+    """Return a table of columns by name: arrays, or values of the type that the schema says."""
+    arrays = [
+        column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 class TableWriter:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
-from dapo.observe.tables import Write, lists, offsets_of, ragged, texts, write_table_file
+from dapo.observe.tables import Write, lists, offsets_of, ragged, table_of, texts, write_table_file
 from dapo.types.batch import Group, Response, TokenTrace
 from dapo.types.enums import Disposition
 from dapo.types.row_parts import parts_of
@@ -154,7 +154,7 @@ def token_table(
         "versions": ragged([c.versions for c in completions], pa.int32(), offsets),
         "generated": ragged([c.generated for c in completions], pa.bool_()),
     }
-    return pa.Table.from_arrays([columns[field.name] for field in SCHEMA], schema=SCHEMA)
+    return table_of(SCHEMA, columns)
 
 
 def whole_traces(groups: Sequence[Group], traces: Iterable[TokenTrace]) -> dict[tuple[int, int], TokenTrace]:

@@ -10,6 +10,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,8 @@ from dapo.config.schema import TrackerSettings
 from dapo.errors import RecipeError, first_line
 from dapo.hooks import load
 from dapo.links import install as install_command
-from dapo.types.events import (
-    AnswerSeen,
-    Callback,
-    EndEvent,
-    EvaluationEvent,
-    Numbers,
-    StartEvent,
-    StepEvent,
-)
+from dapo.observe.answer_lines import answer_records
+from dapo.types.events import Callback, EndEvent, EvaluationEvent, Numbers, StartEvent, StepEvent
 
 PROJECT = "dapo"
 ANSWERS = 32
@@ -113,8 +107,7 @@ class WandbTracker(Tracker):
         self._run.log({"step": event.step, **self.numbers(event)})
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        rows = [_row(event.step, answer) for answer in event.answers[:ANSWERS]]
-        if rows:
+        if rows := _rows(event):
             table = self._wandb.Table(columns=list(_COLUMNS), data=rows)
             self._run.log({"step": event.step, "answers": table})
 
@@ -152,8 +145,7 @@ class MlflowTracker(Tracker):
         self._mlflow.log_metrics(named, step=event.step)
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        rows = [_row(event.step, answer) for answer in event.answers[:ANSWERS]]
-        if rows:
+        if rows := _rows(event):
             columns = {name: [row[n] for row in rows] for n, name in enumerate(_COLUMNS)}
             self._mlflow.log_table(columns, artifact_file=f"answers/step_{event.step:06d}.json")
 
@@ -265,9 +257,13 @@ def _finite(metrics: Numbers) -> dict[str, float]:
     return {key: float(value) for key, value in metrics.items() if value is not None and math.isfinite(value)}
 
 
-def _row(step: int, seen: AnswerSeen) -> list[Any]:
-    texts = [text[:_LONGEST] for text in (seen.dataset, seen.problem, seen.answer, seen.response)]
-    return [step, *texts, seen.accuracy, seen.tokens, seen.truncated, seen.greedy]
+def _rows(event: EvaluationEvent) -> list[list[Any]]:
+    """Return the first answers of an evaluation, the cells of ``_COLUMNS`` of each."""
+    texts, others = ("set", "question", "answer", "response"), ("accuracy", "length", "truncated", "greedy")
+    return [
+        [event.step, *(record[key][:_LONGEST] for key in texts), *(record[key] for key in others)]
+        for record in islice(answer_records(event.sets), ANSWERS)
+    ]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -33,20 +33,36 @@ class Packed:
         return pickle.loads, (self.content,)
 
 
-class PackedTransport(Transport, Generic[H]):
-    """Keeps ``dapo.processes.transport.Transport`` but for ``start``, and for how hosts are ended."""
+class LineTransport(Transport, Generic[H]):
+    """Keeps what of ``dapo.processes.transport.Transport`` is the same whatever travels on a host's line."""
 
     def __init__(self) -> None:
         self._hosts: list[H] = []
         self._told = threading.Condition()
 
-    def call(self, host: H, method: str, *args: Any) -> LineCall:
-        """Queue a call, pickled now but for large arrays, which are not to be written to from now on."""
-        return host.line.put(packed((method, args)))
-
     def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
         """Sleeps until a line has news."""
         return wait_for(self._told, calls, every, timeout)
+
+    def kill(self, host: H) -> None:
+        """As ``close``, of one host."""
+        self._end([host])
+
+    def close(self) -> None:
+        """End all of them."""
+        self._end(list(self._hosts))
+
+    @abstractmethod
+    def _end(self, hosts: Sequence[H]) -> None:
+        """End those of them that are ours and live."""
+
+
+class PackedTransport(LineTransport[H]):
+    """Keeps ``dapo.processes.transport.Transport`` but for ``start``, and for how hosts are ended."""
+
+    def call(self, host: H, method: str, *args: Any) -> LineCall:
+        """Queue a call, pickled now but for large arrays, which are not to be written to from now on."""
+        return host.line.put(packed((method, args)))
 
     def answer(self, call: LineCall) -> Parts:
         """Return a host's answer in pickled form.
@@ -67,15 +83,3 @@ class PackedTransport(Transport, Generic[H]):
     def put(self, value: Any) -> Packed:
         """Pickled once."""
         return Packed(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
-
-    def kill(self, host: H) -> None:
-        """By SIGKILL, with whatever it started."""
-        self._end([host])
-
-    def close(self) -> None:
-        """End all of them."""
-        self._end(list(self._hosts))
-
-    @abstractmethod
-    def _end(self, hosts: Sequence[H]) -> None:
-        """End those of them that are ours and live."""

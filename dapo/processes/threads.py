@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from dapo.processes.host_threads import Line, LineCall, answer_of, wait_for
-from dapo.processes.transport import HostSpec, Transport
+from dapo.processes.host_threads import Line, LineCall, answer_of
+from dapo.processes.packed import LineTransport
+from dapo.processes.transport import HostSpec
 
 
 class ThreadHost:
@@ -48,12 +49,8 @@ class ThreadHost:
             return False, error
 
 
-class ThreadTransport(Transport):
+class ThreadTransport(LineTransport[ThreadHost]):
     """Keeps ``dapo.processes.transport.Transport``. A host's ``environment`` is not looked at: it is the driver's."""
-
-    def __init__(self) -> None:
-        self._told = threading.Condition()
-        self._hosts: list[ThreadHost] = []
 
     def start(self, spec: HostSpec) -> ThreadHost:
         """Start a thread that makes the object."""
@@ -64,10 +61,6 @@ class ThreadTransport(Transport):
     def call(self, host: ThreadHost, method: str, *args: Any) -> LineCall:
         """For the thread."""
         return host.line.put((method, args))
-
-    def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
-        """Sleeps until a line has news."""
-        return wait_for(self._told, calls, every, timeout)
 
     def get(self, call: LineCall) -> Any:
         """Return what the host's method returned."""
@@ -80,13 +73,8 @@ class ThreadTransport(Transport):
         """Return the value itself."""
         return value
 
-    def kill(self, host: ThreadHost) -> None:
-        """Drop a host. Its ``close``, if it has one, is called as soon as its present call has ended."""
-        host.let_go()
-        if host in self._hosts:
-            self._hosts.remove(host)
-
-    def close(self) -> None:
-        """Drop all hosts."""
-        for host in list(self._hosts):
-            self.kill(host)
+    def _end(self, hosts: Sequence[ThreadHost]) -> None:
+        """Drop hosts. The ``close`` of one that has it is called as soon as its present call has ended."""
+        for host in hosts:
+            host.let_go()
+        self._hosts = [host for host in self._hosts if host not in hosts]

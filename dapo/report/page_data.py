@@ -99,6 +99,7 @@ class TurnView(TypedDict):
     text: str
     reward: float | None  # of the model's turn, by the environment
     calls: list[str]  # names of tools
+    facts: dict[str, float | None]  # further numbers, by the environment
 
 
 class ResponseView(TypedDict):

@@ -75,10 +75,6 @@ class Index:
     problems: list[str] = field(default_factory=list)  # files that could not be read
 
     @cached_property
-    def by_step(self) -> dict[int, Summary]:
-        return {summary.step: summary for summary in self.summaries}
-
-    @cached_property
     def by_prompt(self) -> dict[str, list[tuple[int, int]]]:
         """Prompt -> (place in ``summaries``, place in the summary) of each of its groups, in order of steps."""
         found: dict[str, list[tuple[int, int]]] = {}

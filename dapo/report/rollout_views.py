@@ -183,7 +183,13 @@ def _response(row: dict[str, Any]) -> ResponseView:
 
 def _turn(row: dict[str, Any]) -> TurnView:
     calls = [call or "" for call in row["calls"] or []]
-    return {"who": row["who"] or "", "text": _cut(row["text"]), "reward": _finite(row["reward"]), "calls": calls}
+    return {
+        "who": row["who"] or "",
+        "text": _cut(row["text"]),
+        "reward": _finite(row["reward"]),
+        "calls": calls,
+        "facts": {name: _finite(value) for name, value in row.get("facts") or []},
+    }
 
 
 def _cut(text: str | None) -> str:

@@ -66,7 +66,7 @@ def read_values(result: Any, name: str) -> dict[str, float]:
             metric.
     """
     if not isinstance(result, Mapping):
-        return {name: _number(result)}
+        return {name: read_number(result)}
     if len(result) > MAX_VALUES:
         raise ValueError(f"not a number: a dict of {len(result)} entries, more than {MAX_VALUES}")
     values = {}
@@ -76,7 +76,7 @@ def read_values(result: Any, name: str) -> dict[str, float]:
         wrong = None if key == name else reward_name_problem(key)
         if wrong is not None:
             raise ValueError(f"name: the key {describe(key)} cannot name a metric: it {wrong}")
-        values[key] = _number(value)
+        values[key] = read_number(value)
     if name not in values:
         raise ValueError(
             f"not a number: a dict without {name!r}, the name of the reward; it has {describe(list(values))}"
@@ -123,7 +123,12 @@ def listed(result: Any, count: int) -> list[Any]:
     raise ValueError(f"not a number: expected a list with {wanted}; found {describe(result)}{entries}")
 
 
-def _number(value: Any) -> float:
+def read_number(value: Any) -> float:
+    """Return a finite number.
+
+    Raises:
+        ValueError: it is none, or too large; the message begins with "not a number".
+    """
     if isinstance(value, (str, bytes, complex)) or not hasattr(type(value), "__float__"):
         raise ValueError(f"not a number: {describe(value)}")
     try:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
+from dapo.algorithms import hook_checks
 from dapo.algorithms.advantages import normalise
 from dapo.algorithms.algorithm import LENGTH_PENALTY, Algorithm, Float64, Passes
 from dapo.algorithms.correction import CorrectionKind, OffPolicyMask, importance_correction
 from dapo.algorithms.entropy import EntropyControl
-from dapo.algorithms.hook_checks import AdvantageHook, ExtraHook, KeepHook, LossHook, ShapingHook
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import Objective, with_terms
@@ -51,8 +51,6 @@ from dapo.types.batch import BoolArray, FloatArray, IntArray, Row
 from dapo.types.extra import Extra
 from dapo.types.seeds import MARKS, derive_seed
 
-CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook)
-
 
 def load_hook(name: str, setting: str) -> Callable[..., Any]:
     """Return the user's function ``package.module:function``; the working directory is importable.
@@ -72,15 +70,14 @@ def load_hook(name: str, setting: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _hook(kind: type[CheckedHook], name: str, setting: str) -> CheckedHook:
-    """Load a function of the user's with the check of what it returns before it."""
-    return kind(load_hook(name, setting), setting, name)
-
-
 def make_algorithm(recipe: Recipe) -> Algorithm:
     """Return the recipe's algorithm: its functions, bound to their settings, and its own state at the start."""
     a = recipe.algorithm
     sampling = a.dynamic_sampling
+
+    def checked(setting: str, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        return hook_checks.checked(load_hook(name, setting), setting, name, read)
+
     judge = partial(
         judge_group,
         metric_is_accuracy=not mixed_by_spread(recipe),
@@ -89,8 +86,10 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         band=sampling.band,
     )
     return Algorithm(
-        judge=_hook(KeepHook, sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
-        shape=_hook(ShapingHook, a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
+        judge=checked("algorithm.dynamic_sampling.keep", sampling.keep, hook_checks.read_verdict)
+        if sampling.keep
+        else judge,
+        shape=checked("algorithm.shaping", a.shaping, hook_checks.read_shaping) if a.shaping else make_shaping(recipe),
         advantages=make_advantages(recipe),
         loss_weights=make_loss_weights(recipe),
         normalise=None if a.advantage_norm is None else partial(normalise, **_options(a.advantage_norm)),
@@ -108,13 +107,16 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         ratio_against=ratio_against(recipe),
         refresh_every=a.reference.refresh_every,
         passes=Passes(recipe.learner.minibatch_prompts, recipe.learner.epochs_per_rollout, recipe.run.seed),
+        entropy_coefficient=a.entropy_coefficient,
         entropy=make_entropy_control(recipe),
     )
 
 
-def make_entropy_control(recipe: Recipe) -> EntropyControl:
-    """Return the coefficient of the entropy term, which is fixed or adapts."""
+def make_entropy_control(recipe: Recipe) -> EntropyControl | None:
+    """Return what adapts the coefficient of the entropy term; None: it is fixed."""
     control = recipe.algorithm.entropy_control
+    if control.target is None:
+        return None
     return EntropyControl(recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max)
 
 
@@ -124,7 +126,8 @@ def make_advantages(recipe: Recipe) -> Callable[..., list[Float64]]:
     if isinstance(advantage, OwnAdvantage):
         setting = "algorithm.advantage.kind"
         found = load_hook(advantage.kind, setting)
-        return AdvantageHook(_with_options(found, advantage, "algorithm.advantage", given=2), setting, advantage.kind)
+        own = _with_options(found, advantage, "algorithm.advantage", given=2)
+        return hook_checks.checked(own, setting, advantage.kind, hook_checks.read_advantages)
     weights = {"weights": _reward_weights(recipe)} if advantage.by_reward else {}
     return partial(_function(advantage), **weights, **_options(advantage))
 
@@ -267,7 +270,7 @@ def make_objective(recipe: Recipe) -> Objective:
         _loss(recipe),
         kl_coefficient=kl_in_loss(recipe),
         kl_estimator=recipe.algorithm.kl_estimator,
-        entropy=make_entropy_control(recipe).used,
+        entropy=bool(recipe.algorithm.entropy_coefficient) or recipe.algorithm.entropy_control.target is not None,
     )
 
 
@@ -293,9 +296,7 @@ def _loss(recipe: Recipe) -> Objective:
     found: Any = load_hook(loss.kind, setting)
     objective = found if isinstance(found, Objective) else Objective(found)
     own = _with_options(objective.loss, loss, "algorithm.loss", given=1)
-    checked = LossHook(own, setting, loss.kind, frozenset(objective.needs))
-    extra = None if objective.extra is None else ExtraHook(objective.extra, setting, loss.kind)
-    return replace(objective, loss=checked, extra=extra)
+    return hook_checks.checked_objective(replace(objective, loss=own), setting, loss.kind)
 
 
 def make_schedule(recipe: Recipe) -> Schedule:

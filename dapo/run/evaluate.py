@@ -13,7 +13,7 @@ from dapo.algorithms.statistics import mean_of_estimates
 from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.config.load import LoadedRecipe
 from dapo.errors import AccuracyUnknown, DataError
-from dapo.loop.evaluation_metrics import UNKNOWN, by_set_of, result_of
+from dapo.loop.evaluation_metrics import UNKNOWN, result_of
 from dapo.observe.answer_lines import read_answers, write_answers
 from dapo.observe.columns import accuracy_by_value
 from dapo.observe.console import Console
@@ -25,7 +25,7 @@ from dapo.observe.run_folder import RunFolder
 from dapo.observe.sentences import silent_said
 from dapo.run.learners import in_one_process
 from dapo.run.reinforcement import reward_session
-from dapo.types.evaluation import EvaluationResult
+from dapo.types.evaluation import GREEDY, EvaluationResult
 from dapo.types.evidence import silent_of
 
 
@@ -68,8 +68,8 @@ def evaluate(
     with Console(loaded.recipe.logging.console, rich) as console, warnings_to(console.show_warning):
         found, result = evaluated(Subject(loaded, run, step), console)
         if out is not None:
-            write_answers(out, result.responses, found.model, found.step)
-            console.say(f"{len(result.responses):,} answers in {out}")
+            write_answers(out, result.sets, found.model, found.step)
+            console.say(f"{result.metrics['validation/responses']:,} answers in {out}")
         if isinstance(against, Subject):
             earlier = evaluated(against, console)
     _print(found, result, earlier, as_json)
@@ -108,10 +108,10 @@ def evaluated(subject: Subject, console: Console) -> tuple[Shown, EvaluationResu
 
 def _read(path: Path) -> tuple[Shown, EvaluationResult]:
     """Return the evaluation that a file of answers holds."""
-    name, step, responses = read_answers(path)
-    sampled = {r.sample for r in responses if r.sample >= 0}
-    result = result_of(by_set_of(responses), len(sampled), any(r.sample < 0 for r in responses))
-    return shown_as(name, step, len(sampled), result), result
+    name, step, sets = read_answers(path)
+    samples = {response.key.sample for groups in sets.values() for group in groups for response in group.completions_G}
+    result = result_of(sets, len(samples - {GREEDY}), GREEDY in samples)
+    return shown_as(name, step, len(samples - {GREEDY}), result), result
 
 
 def shown_as(model: str, step: int | None, samples: int, result: EvaluationResult) -> Shown:
@@ -123,11 +123,11 @@ def shown_as(model: str, step: int | None, samples: int, result: EvaluationResul
             for key, value in result.metrics.items()
             if key.startswith(f"validation/{name}/")
         }
-        for name in by_set_of(result.responses)
+        for name in result.sets
     }
     keys = dict.fromkeys(key for metrics in sets.values() for key in metrics)
     mean = {key: result.metrics[f"validation/{key}"] for key in keys if f"validation/{key}" in result.metrics}
-    for value, accuracy in accuracy_by_value(held_out_of(result.responses)).items():
+    for value, accuracy in accuracy_by_value(held_out_of(result.sets)).items():
         sets[value.set][f"{BY_VALUE}{value.column} = {value.value}"] = accuracy  # whole: shortened ones may be equal
     return Shown(model, step, samples, sets, mean, result.reasons)
 
@@ -135,13 +135,13 @@ def shown_as(model: str, step: int | None, samples: int, result: EvaluationResul
 def _print(found: Shown, result: EvaluationResult, other: tuple[Shown, EvaluationResult] | None, as_json: bool) -> None:
     changes: dict[str, AccuracyDifference] = {}
     if other is not None:
-        ours, theirs = by_set_of(result.responses), by_set_of(other[1].responses)
+        ours, theirs = result.sets, other[1].sets
         both = [name for name in ours if name in theirs]
         if not both:
             raise DataError(
                 f"there is nothing to compare: one has the sets {', '.join(ours)}, the other {', '.join(theirs)}"
             )
-        found_by_set = differences(held_out_of(other[1].responses), held_out_of(result.responses))
+        found_by_set = differences(held_out_of(theirs), held_out_of(ours))
         changes = {name: AccuracyDifference(*found_by_set.get(name, (UNKNOWN, 0))) for name in both}
     mean = mean_of_estimates([d.estimate for d in changes.values()]) if changes else None
     shown = [found] if other is None else [found, other[0]]

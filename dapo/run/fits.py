@@ -36,7 +36,7 @@ def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, trainin
     problems = [
         *_lengths(recipe, facts, data, training),
         *_stop_tokens(recipe, facts),
-        *_adapter(recipe, facts),
+        *adapter_problems(recipe, facts),
         *_context_parallel(recipe, facts),
     ]
     if problems:
@@ -68,7 +68,7 @@ def check_engine_fits(recipe: Recipe, facts: ModelFacts, tokenizer: Any, longest
     engine = Deployment(recipe).engine
     if engine == "vllm" and missing_package(recipe) is None and not torch.cuda.is_available():
         check_experts(facts, cuda=False)  # without the package this machine would not start it anyway
-    if engine != "embedded" or is_builtin(facts.name):
+    if not Deployment(recipe).engine_facts.ours or is_builtin(facts.name):
         return []
     model, dtype = recipe.model, torch_dtype(recipe.model.dtype)
     structure = load_structure(facts.name, dtype, tokenizer, trust_remote_code=model.trust_remote_code)
@@ -110,7 +110,8 @@ def _stop_tokens(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         )
 
 
-def _adapter(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+def adapter_problems(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield what ``model.lora`` names and the model does not have, and copies of tied tables."""
     lora = recipe.model.lora
     if lora.rank is None:
         return

@@ -207,7 +207,7 @@ def _most_accepted(recipe: Recipe) -> float:
     if Deployment(recipe).keeps_8_bits:
         return MOST_OF_8_BITS
     exact = recipe.model.dtype == "float32" and recipe.model.matmul_precision == "highest"
-    return MOST_OF_FLOAT32 if Deployment(recipe).engine == "embedded" and exact else MOST
+    return MOST_OF_FLOAT32 if Deployment(recipe).engine_facts.ours and exact else MOST
 
 
 def reward_session(

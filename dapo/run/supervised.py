@@ -21,6 +21,7 @@ from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.observe.console import Console
+from dapo.run.fits import adapter_problems
 from dapo.run.model import check_model, facts_without_weights, make_facts, make_model, make_tokenizer, with_folder
 from dapo.run.publishing import make_exchange
 from dapo.run.sampling import stop_tokens
@@ -76,7 +77,7 @@ def supervised_session(recipe: Recipe, console: Console, folder: Path | None = N
     Raises:
         ModelError: a device, name or folder that cannot be; before the data is read. Weights come last.
         DataError: the data cannot be read.
-        RecipeError: an example is longer than the model reads.
+        RecipeError: an example is longer than the model reads, or an adapter does not fit it.
     """
     check_model(recipe.model)
     model = with_folder(recipe, console.say).model  # the recipe keeps what was given: a resume compares it
@@ -86,7 +87,7 @@ def supervised_session(recipe: Recipe, console: Console, folder: Path | None = N
     examples = prepare_demonstrations(recipe.sft, recipe.data, tokenizer, stop_tokens(recipe, facts))
     for line in [*examples.lines, *shown(examples.train[0], tokenizer)]:
         console.say(line)
-    check_lengths(examples, facts)
+    check_examples(recipe, examples, facts)
     sft = recipe.sft
     steps = steps_of(len(examples.train), sft.batch_size, sft.epochs, sft.steps)
     if note := long_warmup("sft", sft.warmup, steps, sft.learning_rate):
@@ -144,8 +145,10 @@ def _parts(one: Demonstration) -> Iterator[tuple[str, list[int]]]:
             start = n
 
 
-def check_lengths(examples: Demonstrations, facts: ModelFacts) -> None:
-    """Raise RecipeError for an example that is longer than the model reads."""
+def check_examples(recipe: Recipe, examples: Demonstrations, facts: ModelFacts) -> None:
+    """Raise RecipeError for an example that is longer than the model reads, or an adapter of layers that it lacks."""
+    if problems := list(adapter_problems(recipe, facts)):
+        raise RecipeError("\n".join(problems))
     longest = max(
         map(len, [*examples.train, *(one for ones in examples.validation.values() for one in ones)]), default=0
     )

@@ -221,7 +221,7 @@ class Response(SentByValue):
             logprobs=np.concatenate([prefix.logprobs, self.logprobs]),
             versions=np.concatenate([prefix.versions, self.versions]),
             generated=None if plain else np.concatenate([prefix.sampled, self.sampled]),
-            extra=self._extra_behind(prefix),
+            extra=self._extra_behind(prefix) if self.extra or prefix.extra else {},
             turns=prefix.turns,
         )
 
@@ -315,6 +315,10 @@ class Group:
     rewards_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)  # scaled + penalty; nan: unscored
     advantages_G: NDArray[np.float64] | None = field(default=None, metadata=NOT_SAVED)  # 0 for non-voters
 
+    def pairs(self) -> list[tuple[Response, Score]]:
+        """Return each response with its score."""
+        return list(zip(self.completions_G, self.scores_G, strict=True))
+
     def accuracies(self) -> NDArray[np.float64]:
         """Accuracy of each response, nan where unscored."""
         return np.array([s.values["accuracy"] if s.scored else np.nan for s in self.scores_G], dtype=np.float64)
@@ -334,8 +338,8 @@ class Group:
 class SamplingParams:
     """How tokens are drawn. temperature 0 means greedy.
 
-    >>> SamplingParams(max_tokens=1024, top_p=0.7).neutral
-    False
+    >>> SamplingParams(max_tokens=1024, top_p=0.7).temperature
+    1.0
     """
 
     max_tokens: int  # limit of the whole response, prefix included
@@ -344,11 +348,6 @@ class SamplingParams:
     top_k: int = 0  # 0: off
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # texts that end a response with the token that completes one
-
-    @property
-    def neutral(self) -> bool:
-        """True when sampling is from the untruncated softmax, so the sampler's numbers are the policy's."""
-        return self.top_p >= 1.0 and self.top_k == 0 and self.temperature > 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +441,8 @@ class Row(TokenRow):
     part: int = 0  # index of the row in its response; an episode has several where turns have prompts of their own
 
     def __post_init__(self) -> None:
+        if not self.extra:
+            return
         problem = extra_problem(self.extra, prompt=len(self.prompt_ids), response=len(self.token_ids))
         if problem is not None:
             raise HookError(f"response {self.sample} of group {self.group}: {problem}")

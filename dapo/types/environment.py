@@ -64,7 +64,7 @@ class Reply:
     messages: str | Sequence[Message] = ()  # a text is one message of the role ``user``
     done: bool = False  # the episode ends; ``messages`` are recorded, and the model does not see them
     reward: float = 0.0  # for the model's turn
-    scores: Mapping[str, float] = field(default_factory=dict)  # with ``done``: by reward name; accuracy in [0, 1]
+    scores: Mapping[str, float] = field(default_factory=dict)  # with ``done``: by reward name; others join ``facts``
     facts: Mapping[str, float] = field(default_factory=dict)  # for the metrics ``environment/fact/NAME``
     conversation: Mapping[str, Any] | None = None
     """In place of ``messages``: all that the model reads, as an agent sends it. ``messages`` and ``tools`` as a chat

@@ -1,27 +1,20 @@
-"""Results of an evaluation: every response with its score, and their metrics."""
+"""Results of an evaluation: the groups of every validation set, and their metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dapo.types.batch import Metrics, Prompt, Response, Score
+from dapo.types.batch import Group, Metrics
 
+ValidationSets = Mapping[str, Sequence[Group]]
+"""By name of a validation set, a group for each of its problems, in order; ``Group.id`` is the problem's index.
 
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """One response to one held-out problem.
+A greedy response comes after the sampled ones.
+"""
 
-    >>> Evaluated("held_out", 0, -1, prompt=None, completion=None, score=Score({"accuracy": 1.0}, 1.0)).sample
-    -1
-    """
-
-    dataset: str
-    problem: int  # index in its data set
-    sample: int  # -1: greedy
-    prompt: Prompt
-    completion: Response
-    score: Score
+GREEDY = -1
+"""Of a greedy response the ``sample`` of its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +34,16 @@ class EvaluationProgress:
 class EvaluationResult:
     """Measure of an evaluation, with every response that it was computed from.
 
-    >>> EvaluationResult({"validation/accuracy": 0.5}, responses=[]).silent
+    >>> EvaluationResult({"validation/accuracy": 0.5}, sets={}).silent
     []
     """
 
     metrics: Metrics
-    responses: list[Evaluated]
+    sets: ValidationSets
     reasons: Mapping[str, str] = field(default_factory=dict)  # by set: the commonest reason of those without accuracy
 
     @property
     def silent(self) -> list[str]:
         """Sets with responses of which not one has an accuracy."""
-        known = {r.dataset: False for r in self.responses}
-        known |= {r.dataset: True for r in self.responses if r.score.accuracy is not None}
-        return [name for name, any_known in known.items() if not any_known]
+        scores = {name: [score for group in groups for score in group.scores_G] for name, groups in self.sets.items()}
+        return [name for name, of_set in scores.items() if of_set and all(score.accuracy is None for score in of_set)]

@@ -1,71 +1,19 @@
-"""Events of a run for its callbacks: five kinds, with copies that cannot be written to."""
+"""Events of a run for its callbacks: five kinds, with copies of what the run holds that cannot be written to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
+
 from dapo.types.batch import Group
-from dapo.types.evaluation import Evaluated
+from dapo.types.evaluation import ValidationSets
 
 Numbers = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseSeen:
-    """One response of a group that a step finished.
-
-    >>> ResponseSeen("7", 2, False, 1.0, 1.0, 0.7, {"accuracy": 1.0}).reason is None
-    True
-    """
-
-    text: str
-    tokens: int
-    truncated: bool
-    accuracy: float | None  # None: it is unknown
-    reward: float | None  # after scaling and length penalty; None: unscored, or the group was dropped before
-    advantage: float | None
-    values: Numbers  # of every reward, by its name
-    reason: str | None = None  # why it is unscored
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSeen:
-    """One group that a step finished: trained on, held for a later step, or dropped.
-
-    >>> GroupSeen(0, "3 + 4 =", "3 + 4", "7", "sums", "kept", "trained", responses=()).verdict
-    'kept'
-    """
-
-    id: int
-    prompt: str  # what the model saw
-    problem: str
-    answer: str
-    source: str
-    verdict: str  # kept, all_correct, all_wrong...
-    disposition: str  # trained, carried, discarded...
-    responses: tuple[ResponseSeen, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerSeen:
-    """One response to a held-out problem.
-
-    >>> AnswerSeen("held_out", "3 + 4", "7", "8", accuracy=0.0, tokens=2, truncated=False, greedy=True).accuracy
-    0.0
-    """
-
-    dataset: str
-    problem: str
-    answer: str
-    response: str
-    accuracy: float | None
-    tokens: int
-    truncated: bool
-    greedy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +44,7 @@ class StepEvent:
 
     step: int
     metrics: Numbers  # as in metrics.jsonl
-    groups: tuple[GroupSeen, ...] = ()  # that were finished in this step
+    groups: Sequence[Group] = ()  # that were finished in this step: trained on, held for a later one, or dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +57,7 @@ class EvaluationEvent:
 
     step: int
     metrics: Numbers  # validation/...
-    answers: tuple[AnswerSeen, ...] = ()
+    sets: ValidationSets = field(default_factory=dict)  # responses to each problem of each validation set
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +101,7 @@ class Callback:
         name: under which its state is saved, and it is named in messages; "" is the class's name.
         on_error: what becomes of an exception in it. ``warn``: it is reported, and the callback left out from then on;
             ``stop``: the run ends with it.
-        needs_texts: whether it reads ``groups`` and ``answers``, which cost a copy of every response.
+        needs_texts: whether it reads ``groups`` and ``sets``, of which a copy is made for it.
     """
 
     name: str = ""
@@ -175,54 +123,18 @@ class Callback:
         return {}
 
 
-def groups_seen(groups: Sequence[Group]) -> tuple[GroupSeen, ...]:
-    """Return copies of finished groups."""
-    return tuple(
-        GroupSeen(
-            id=group.id,
-            prompt=group.prompt.text,
-            problem=group.prompt.problem,
-            answer=group.prompt.answer,
-            source=group.prompt.source,
-            verdict=group.verdict.value if group.verdict else "",
-            disposition=group.disposition.value if group.disposition else "",
-            responses=tuple(_response(group, n) for n in range(len(group.completions_G))),
-        )
-        for group in groups
-    )
-
-
-def answers_seen(responses: Sequence[Evaluated]) -> tuple[AnswerSeen, ...]:
-    """Return copies of the answers to held-out problems."""
-    return tuple(
-        AnswerSeen(
-            dataset=r.dataset,
-            problem=r.prompt.problem,
-            answer=r.prompt.answer,
-            response=r.completion.shown,
-            accuracy=r.score.accuracy,
-            tokens=r.completion.model_tokens,
-            truncated=r.completion.truncated,
-            greedy=r.sample < 0,
-        )
-        for r in responses
-    )
-
-
-def frozen(numbers: Numbers) -> Numbers:
-    """Return a copy that cannot be written to."""
-    return MappingProxyType(dict(numbers))
-
-
-def _response(group: Group, n: int) -> ResponseSeen:
-    completion, score = group.completions_G[n], group.scores_G[n]
-    return ResponseSeen(
-        text=completion.shown,
-        tokens=completion.model_tokens,
-        truncated=completion.truncated,
-        accuracy=score.accuracy,
-        reward=None if group.rewards_G is None or not score.scored else float(group.rewards_G[n]),
-        advantage=None if group.advantages_G is None else float(group.advantages_G[n]),
-        values=frozen(score.values),
-        reason=score.reason,
-    )
+def sealed(value: Any) -> Any:
+    """Return a copy that cannot be written to, nor anything that it holds. Arrays are read-only views."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, np.ndarray):
+        view = value.view()
+        view.flags.writeable = False
+        return view
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: sealed(each) for key, each in value.items()})
+    if type(value) in (list, tuple):
+        return tuple(map(sealed, value))
+    if is_dataclass(value):
+        return replace(value, **{one.name: sealed(getattr(value, one.name)) for one in fields(value)})  # type: ignore[type-var]
+    return value

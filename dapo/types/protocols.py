@@ -291,9 +291,12 @@ class ScoresGroups(Scorer, Protocol):
 class PromptStream(Protocol):
     """Give an endless or finite sequence of prompts; its position is a small JSON-able state.
 
-    A stream may also be one of ``HasSources``, ``HasLevels``, ``HasPasses`` and ``LearnsAccuracy``.
+    A stream may have further members: ``sources``, a tuple of names, for the metrics ``source/<name>/...`` (one name
+    alone has none of its own); ``levels()``, the present level of each source that has levels, by its name;
+    ``pass_length``, the number of prompts among which each is found once, where that is not ``size``; and
+    ``judged(prompt, accuracy)``, which takes in the mean accuracy of a judged group, over the responses that vote.
 
-    Example: ``dapo.data.stream.EpochStream``.
+    Example: ``dapo.data.stream.EpochStream``; ``dapo.data.mixture.MixtureStream`` has all of them.
     """
 
     @property
@@ -306,52 +309,6 @@ class PromptStream(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def load(self, state: dict[str, Any]) -> None: ...
-
-
-@runtime_checkable
-class HasSources(Protocol):
-    """Name the data sources of a prompt stream, for the metrics ``source/<name>/...``.
-
-    Example: ``dapo.data.mixture.MixtureStream``.
-    """
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Return the names; one name alone has no metrics of its own."""
-
-
-@runtime_checkable
-class HasLevels(Protocol):
-    """Name the levels of a prompt stream's sources, for the metrics ``source/<name>/level``.
-
-    Example: ``dapo.data.mixture.MixtureStream``.
-    """
-
-    def levels(self) -> Mapping[str, int]:
-        """Return the present level of each source that has levels, by its name."""
-
-
-@runtime_checkable
-class HasPasses(Protocol):
-    """Say when a prompt stream has offered each prompt once, where that differs from ``size``.
-
-    Example: ``dapo.data.mixture.MixtureStream``.
-    """
-
-    @property
-    def pass_length(self) -> int:
-        """Return the number of prompts among which each prompt is found once."""
-
-
-@runtime_checkable
-class LearnsAccuracy(Protocol):
-    """Adapt a prompt stream to the accuracy of its prompts.
-
-    Example: ``dapo.data.mixture.MixtureStream``.
-    """
-
-    def judged(self, prompt: Prompt, accuracy: float) -> None:
-        """Take in the mean accuracy of a judged group of ``prompt``, over the responses that vote."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from dapo.models.rendezvous import LOOPBACK
 from dapo.types.batch import TensorSum, Ticket
 from dapo.weights.route import Senders, WeightRoute
 from dapo.weights.routes import ROUTES
-from dapo.weights.sets import WeightSets
 from dapo.weights.shared import Shared
 
 log = logging.getLogger(__name__)
@@ -60,11 +59,6 @@ class WeightExchange:
         self._workers: Senders | None = None
         self._names: tuple[str, ...] = ()
         self._version: int | None = None  # of the weights as they are; None: they have moved since the last publish
-
-    @staticmethod
-    def by_folder(folder: Path | None) -> WeightExchange:
-        """Return an exchange through a folder that others may use, too; None: within this process."""
-        return WeightExchange(None if folder is None else ROUTES["folder"](WeightSets(folder), LOOPBACK, 0.0))
 
     @property
     def folder(self) -> Path | None:

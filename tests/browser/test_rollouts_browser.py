@@ -146,8 +146,8 @@ def test_an_episode_shows_its_turns_with_replies_shaded(show: Show) -> None:
     group = next(one for one in run["rollouts"]["groups"] if (one["step"], one["group"]) == (2, 8))
     first = group["responses"][0]
     first["turns"] = [
-        {"who": "assistant", "text": "seven", "reward": 0.5, "calls": ["add"]},
-        {"who": "tool", "text": "<b>no</b>", "reward": 0.0, "calls": []},
+        {"who": "assistant", "text": "seven", "reward": 0.5, "calls": ["add"], "facts": {"tries": 2}},
+        {"who": "tool", "text": "<b>no</b>", "reward": 0.0, "calls": [], "facts": {}},
     ]
     first["ended"] = "turns"
     first["tokens"]["given"] = [1, 2]
@@ -155,7 +155,7 @@ def test_an_episode_shows_its_turns_with_replies_shaded(show: Show) -> None:
     wait_group(seen, 2, 8)
     card = seen.page.locator(f"{PANEL} .group .response").first
     assert [turn.inner_text() for turn in card.locator(".turn").all()] == [
-        "assistant calls add reward 0.5\nseven",
+        "assistant calls add reward 0.5 tries 2\nseven",
         "tool\n<b>no</b>",
     ]
     assert card.locator(".turn.reply").count() == 1

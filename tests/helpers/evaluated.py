@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dapo.types.batch import Prompt, Response, Score, content_id
+from dapo.types.batch import Group, Key, Prompt, Response, Score, content_id
 from dapo.types.enums import FinishReason
-from dapo.types.evaluation import Evaluated
 
 
 def evaluation(
@@ -21,8 +20,8 @@ def evaluation(
     read: bool = True,
     order: Sequence[int] | None = None,
     columns: Sequence[Mapping[str, Any]] = (),
-) -> list[Evaluated]:
-    """Return the responses of an evaluation.
+) -> dict[str, list[Group]]:
+    """Return the groups of an evaluation on one set, by its name.
 
     Args:
         right: by problem, the accuracy of each sampled response; None: it could not be scored.
@@ -33,18 +32,23 @@ def evaluation(
         order: in which the problems stand in the data.
         columns: further columns of the data, by problem.
     """
-    made = []
+    groups: list[Group] = []
+    made = 0
     for place, problem in enumerate(order or range(len(right))):
         text = f"problem {first + problem}"
         extra = columns[problem] if columns else {}
         prompt = Prompt(content_id(text), text, np.array([1]), text, str(first + problem), name, extra)
+        group = Group(place, prompt, [], [])
+        groups.append(group)
         for sample, accuracy in enumerate(right[problem]):
             values = {} if accuracy is None else {"accuracy": accuracy}
             score = Score(values, accuracy, answer="7" if read else None, reason="crash" if accuracy is None else None)
-            finish = FinishReason.LENGTH if len(made) < cut else FinishReason.STOP
+            finish = FinishReason.LENGTH if made < cut else FinishReason.STOP
             tokens = np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros(3, np.int32)
-            made.append(Evaluated(name, place, sample, prompt, Response(*tokens, finish, "text"), score))
-    return made
+            group.completions_G.append(Response(*tokens, finish, "text", key=Key("evaluate", place, sample)))
+            group.scores_G.append(score)
+            made += 1
+    return {name: groups}
 
 
 def of_counts(right: Mapping[int, int] | Sequence[int], samples: int) -> list[list[float]]:

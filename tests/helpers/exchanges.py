@@ -15,6 +15,11 @@ def exchange_by(route, folder: Path, seconds=300.0, host=LOOPBACK) -> WeightExch
     return WeightExchange(ROUTES[route](WeightSets(folder), host, seconds))
 
 
+def by_folder(folder: Path | None) -> WeightExchange:
+    """Return an exchange through a folder; None: within this process."""
+    return WeightExchange() if folder is None else exchange_by("folder", folder)
+
+
 def change_to(pool, exchange: WeightExchange) -> None:
     """Let another learner publish to the engines of a pool: starting engines costs most."""
     processes = pool._processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exchanges import by_folder
 from inline_transport import InlineTransport
 
 from dapo.learner.driver import LearnerDriver
@@ -9,7 +10,6 @@ from dapo.learner.hosts import LearnerHosts, WorkerHere
 from dapo.learner.step import PolicyStep
 from dapo.learner.worker import Worker
 from dapo.processes.transport import HostSpec
-from dapo.weights.exchange import WeightExchange
 
 
 class LearnerHere(LearnerDriver):
@@ -18,10 +18,10 @@ class LearnerHere(LearnerDriver):
     def __init__(self, *args, weights=None, asynchronous=False, **named):
         self.worker = Worker(PolicyStep(*args, **named))
         self.loaded, self.step = self.worker.loaded, self.worker.step
-        super().__init__(WorkerHere(self.worker), WeightExchange.by_folder(weights), asynchronous=asynchronous)
+        super().__init__(WorkerHere(self.worker), by_folder(weights), asynchronous=asynchronous)
 
 
 def learner_apart(make, *args, weights, asynchronous=False):
     """A driver over the worker that ``make(*args)`` returns."""
     hosts = LearnerHosts(InlineTransport(), [HostSpec("learner", make, args)])
-    return LearnerDriver(hosts, WeightExchange.by_folder(weights), asynchronous=asynchronous)
+    return LearnerDriver(hosts, by_folder(weights), asynchronous=asynchronous)

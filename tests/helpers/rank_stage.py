@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from exchanges import by_folder
 from forked import ForkedTransport
 from inline_transport import InlineTransport
 
@@ -22,7 +23,6 @@ from dapo.learner.sharding import Shape
 from dapo.learner.worker import RankPlace, make_worker
 from dapo.metrics.stats import merge
 from dapo.processes.transport import HostSpec
-from dapo.weights.exchange import WeightExchange
 
 MODELS = {
     "tied": {"hidden": 16, "heads": 2, "ffn": 24},
@@ -118,9 +118,7 @@ class Stage:
         staged = Staged(self.transport, self.hosts, number)
         specs = [HostSpec(f"rank-{rank}", RankStage, (rank,)) for rank in range(self.ranks)]
         hosts = LearnerHosts(staged, specs, schema.LearnerSection(**settings).timeout)
-        group = LearnerDriver(
-            hosts, WeightExchange.by_folder(self.folder / f"weights-{number}"), asynchronous=asynchronous
-        )
+        group = LearnerDriver(hosts, by_folder(self.folder / f"weights-{number}"), asynchronous=asynchronous)
         group.number = number
         return group
 

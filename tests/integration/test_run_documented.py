@@ -67,7 +67,7 @@ def test_the_python_example_of_the_readme(tmp_path):
 def executed(program: str, folder: Path) -> dict[str, Any]:
     """Execute a program of the pages with a small recipe in the quickstart's place and one step; return its names."""
     recipe = write_recipe(folder, "logging: {console: quiet}\n")
-    program = program.replace('"quickstart"', repr(str(recipe))).replace('"trainer.steps": 20', '"trainer.steps": 1')
+    program = program.replace('"quickstart"', repr(str(recipe))).replace('steps": 20', 'steps": 1')
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(program, names)
     return names
@@ -325,7 +325,6 @@ def test_the_notebook_of_the_pages(tmp_path, monkeypatch, capsys):
     cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
     names: dict[str, object] = {}
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
-        assert cell["outputs"] == []
         source = cell["source"].replace("STEPS = 20", "STEPS = 1").replace('"quickstart"', repr(str(recipe)))
         source = source.replace('"validation.limit": 64', '"validation.limit": 2')
         source = source.replace("said == prompt.answer", "'=1' in completion.text")

@@ -62,9 +62,9 @@ def world(tmp_path_factory):
             HEARD.append(event)
             random.seed(0)
             torch.manual_seed(0)
-            for response in event.groups[0].responses if event.groups else ():
-                with pytest.raises(AttributeError):
-                    response.reward = 1e9
+            for response in event.groups[0].completions_G if event.groups else ():
+                with pytest.raises(ValueError, match="read-only"):
+                    response.logprobs[:] = 1e9
 
         checkpoint = evaluation = start = end = lambda self, event: HEARD.append(event)
 

@@ -187,7 +187,10 @@ def answer(ours: dict[str, Any], factor: float, model: Path, rollouts: list[list
     with Console("quiet") as console:
         session = reward_session(recipe, console, given=given)
         try:
-            assert session.trainer(listener, CheckpointStore(folder / "checkpoints")).run()
+            trainer = session.trainer(listener, CheckpointStore(folder / "checkpoints"))
+            for _ in trainer.each_step():
+                pass
+            assert trainer.finished
         finally:
             session.close()
     return _found(listener.rows, session.parts.engine.published)

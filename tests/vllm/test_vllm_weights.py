@@ -87,7 +87,7 @@ def test_a_model_or_option_that_vllm_does_not_take_is_said_at_the_start(plain, t
     from dapo.models.load import load_model
     from dapo.models.tiny import make_tiny_model
 
-    with pytest.raises(EngineError, match=r"engine_args.no_such_option: the installed vLLM has no such argument"):
+    with pytest.raises(EngineError, match=r"failed while starting: .*no_such_option.*engine_args"):
         start(plain, engine_args={"no_such_option": 1})
     small = load_model(str(make_tiny_model(tmp_path, "llama", heads=4)), device="cpu")
     with pytest.raises(EngineError, match=r"head.* 16.*32, 64"):

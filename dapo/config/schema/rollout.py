@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -52,6 +53,31 @@ class Server(Section, resume="free"):
     """Seconds to wait for a server that is away before the run is saved and stopped. A slow one is waited for."""
     api_key_variable: str | None = None
     """Name of the environment variable that holds the server's key; None: it wants none."""
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """Facts of a kind of engine, which rules and estimates read."""
+
+    ours: bool = False
+    """Decodes with the decoders of dapo and the learner's tensors: log-probabilities in float32 are the learner's, keys
+    and values may be kept when weights change, and a slot takes the memory of the longest response."""
+    repeats: bool = False
+    """Makes the same digits on a processor, whatever other requests are under way."""
+    on_ray: bool = False
+    """May run in a process of a Ray cluster."""
+    records_experts: bool = False
+    """Tells which experts a token took."""
+
+
+ENGINES = {
+    "embedded": EngineFacts(ours=True, repeats=True, on_ray=True, records_experts=True),
+    "generate": EngineFacts(repeats=True, on_ray=True),
+    "vllm": EngineFacts(on_ray=True, records_experts=True),
+    "vllm_server": EngineFacts(),
+    "own": EngineFacts(),  # a class of the user
+}
+"""Each kind that ``rollout.engine`` names."""
 
 
 class Rollout(Section):

@@ -95,6 +95,7 @@ class Checkpoint(Section, resume="free"):
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
+WITH_PROJECTS = ("wandb", "mlflow", "trackio")
 
 
 class TrackerSettings(Section, resume="free"):

@@ -233,11 +233,6 @@ class Episodes:
         own = {"not_repeatable": float(self.not_repeatable), "waited": self.waited, "given_tokens": float(self.given)}
         return {**self.players.counters(), **own}
 
-    def close(self) -> None:
-        """Close all episodes."""
-        self._episodes.clear()
-        self.players.close()
-
     def _waited_for(self, episode: EpisodeState, look: Callable[[], None] | None = None) -> Answer:
         """Return the answer to an episode's question; see ``Rollouts.look``.
 
@@ -508,16 +503,22 @@ class Episodes:
     def _close(self, episode: EpisodeState, finish: FinishReason, ended: str, scores: Mapping[str, float]) -> Response:
         """Make the response of an episode that ended.
 
+        Numbers beside the scores that rewards read become facts of its last turn.
+
         Raises:
-            EpisodeError: it has scores that no reward reads.
+            EpisodeError: it has scores that no reward reads, and not all that rewards read.
         """
-        response = episode.response
-        if unread := sorted(scores.keys() - self._read_scores):
+        unread = sorted(scores.keys() - self._read_scores)
+        if unread and not (self._read_scores and self._read_scores <= scores.keys()):
+            missing = ", ".join(sorted(self._read_scores - scores.keys()))
             raise EpisodeError(
-                f"the environment returned the scores {', '.join(unread)}, and no reward reads them; add "
-                f"{{name: {unread[0]}, kind: environment}} to `rewards` (weight: 0 records it only), or return it as a "
-                "fact: Reply(facts=...)"
+                f"the environment returned the scores {', '.join(unread)}, and no reward reads them; "
+                + (f"further numbers come with all that rewards read ({missing} is missing). " if missing else "")
+                + f"Add {{name: {unread[0]}, kind: environment}} to `rewards`, or return it as a fact: Reply(facts=...)"
             )
+        self._credit(episode, Said(facts={name: scores[name] for name in unread}))
+        scores = {name: score for name, score in scores.items() if name in self._read_scores}
+        response = episode.response
         self.forget([episode.request.key])
         texts = [turn.text for turn in response.turns if turn.who == MODEL]
         answer, thought, closed = self.dialogue.answer(episode)

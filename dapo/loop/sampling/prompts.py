@@ -20,7 +20,7 @@ from dapo.config.schema import DynamicSampling, Selection
 from dapo.types.batch import BoolArray, Group, Prompt
 from dapo.types.codec import NOT_SAVED, fill, to_tree
 from dapo.types.enums import Verdict
-from dapo.types.protocols import HasLevels, HasPasses, HasSources, LearnsAccuracy, PromptStream
+from dapo.types.protocols import PromptStream
 from dapo.types.seeds import SELECTION, derive_seed
 
 # The acceptance estimate forgets: each step the counts behind it are multiplied by this.
@@ -148,21 +148,21 @@ class PromptSelector:
     @property
     def pass_length(self) -> int:
         """Return the number of prompts of the stream among which each is found once."""
-        return self.stream.pass_length if isinstance(self.stream, HasPasses) else self.stream.size
+        return int(getattr(self.stream, "pass_length", self.stream.size))
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Return the names of the stream's sources; none where it does not name them."""
-        return tuple(self.stream.sources) if isinstance(self.stream, HasSources) else ()
+        return tuple(getattr(self.stream, "sources", ()))
 
     def levels(self) -> Mapping[str, int]:
         """Return the present level of each source that has levels."""
-        return self.stream.levels() if isinstance(self.stream, HasLevels) else {}
+        return dict(self.stream.levels()) if hasattr(self.stream, "levels") else {}
 
     def visited(self, group: Group, voters_G: BoolArray, step: int) -> None:
         """Take in a judged group; its prompt may be worth generating for again."""
         self.history.visited(group, voters_G, step)
-        if isinstance(self.stream, LearnsAccuracy) and voters_G.any():
+        if hasattr(self.stream, "judged") and voters_G.any():
             self.stream.judged(group.prompt, float(group.accuracies()[voters_G].mean()))
         self._all_retired &= self.is_retired(self.history.records[group.prompt.id])
 

@@ -322,9 +322,10 @@ class Rollouts:
                 whole = replace(self.episodes.whole(whole), turns=())
                 self._playing.discard(made.key)
                 self.drop([made.key])
-            problem = extra_problem(whole.extra, prompt=len(request.prompt_ids), response=len(whole))
-            if problem is not None and len(whole):
-                raise EngineError(f"response {made.key}: {problem}")
+            if whole.extra and len(whole):
+                problem = extra_problem(whole.extra, prompt=len(request.prompt_ids), response=len(whole))
+                if problem is not None:
+                    raise EngineError(f"response {made.key}: {problem}")
             whole_R.append((whole, request))
         decoded = iter(
             self.texts.decode(

@@ -244,6 +244,7 @@ function turnsBlock(turns, label) {
   const notes = (turn) => [
     turn.calls.length ? ` calls ${turn.calls.join(", ")}` : "",
     turn.reward ? ` reward ${number(turn.reward)}` : "",
+    ...Object.entries(turn.facts).map(([name, value]) => ` ${name} ${number(value)}`),
   ];
   const block = (turn) => html`
     <div class=${turn.who === "assistant" ? "turn" : "turn reply"} dir="auto">

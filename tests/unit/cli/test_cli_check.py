@@ -122,16 +122,16 @@ def test_what_training_would_refuse_here_is_named_and_counted(
     """`lacking` and `without_place` find what `dapo train` says when it is started."""
     import torch
 
-    from dapo.cli.check import here_lines
     from dapo.errors import DapoError
     from dapo.run import train
+    from dapo.run.here import lacking, without_place
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (recipe.parent / "there").mkdir()
     (recipe.parent / "there" / "metrics.jsonl").touch()
     before = sorted(recipe.parent.iterdir())
     loaded = load_recipe(recipe, [*settings, "model.dtype=float32"])
-    (line,) = here_lines(loaded.recipe)
+    (line,) = [*lacking(loaded.recipe), *without_place(loaded.recipe)]
     assert told in line
     assert sorted(recipe.parent.iterdir()) == before
     with pytest.raises(DapoError) as refused:
@@ -142,13 +142,13 @@ def test_what_training_would_refuse_here_is_named_and_counted(
 
 def test_an_unfinished_start_and_a_free_name_are_no_obstacle(recipe: Path) -> None:
     """A folder that is empty, or of a run that wrote no recipe, is taken; one that goes on elsewhere is not."""
-    from dapo.cli.check import here_lines
+    from dapo.run.here import without_place
 
     (recipe.parent / "runs" / "mine").mkdir(parents=True)
-    assert here_lines(load_recipe(recipe).recipe) == []
+    assert list(without_place(load_recipe(recipe).recipe)) == []
     (recipe.parent / "runs" / "mine" / "metrics.jsonl").touch()
-    assert len(here_lines(load_recipe(recipe).recipe)) == 1
-    assert here_lines(load_recipe(recipe, ["run.if_exists=backup"]).recipe) == []
+    assert len(list(without_place(load_recipe(recipe).recipe))) == 1
+    assert list(without_place(load_recipe(recipe, ["run.if_exists=backup"]).recipe)) == []
 
 
 def test_ranks_want_a_device_each(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +301,10 @@ HOOKS = {
 @pytest.mark.parametrize(
     ("name", "body", "said"),
     [
-        ("keep", "'kept'", "returned the text 'kept'"),
+        ("keep", "'kept'", "returned str 'kept'"),
         ("loss", "(-x.logprobs * x.advantages).mean()", "shape []"),
         ("loss", "x.logprobs + x.nothing", ", raised AttributeError"),
-        ("advantage", "r - r.mean()", "returned nan for response 0 of group 0"),
+        ("advantage", "r - r.mean()", "returned nan at response 0 of group 0"),
     ],
 )
 def test_check_refuses_a_function_that_breaks_its_contract(recipe, capsys, monkeypatch, name, body, said):
@@ -347,7 +347,7 @@ def test_check_refuses_a_loss_whose_flags_change_their_names(recipe, capsys, mon
     Path("flagging_hooks.py").write_text(source)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     assert main(["check", str(recipe), "algorithm.loss.kind=flagging_hooks:loss"]) == 2
-    assert "the flags 'b', and 'a' before" in capsys.readouterr().err
+    assert "the flags ['b']; expected ['a']" in capsys.readouterr().err
 
 
 def test_check_shows_what_a_good_function_does(recipe, capsys, monkeypatch):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from each import each
 
 from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
+from dapo.config.schema.rollout import ENGINES, Rollout
 from dapo.errors import RecipeError
 
 SMALL = {
@@ -24,6 +27,11 @@ def recipe(*overrides):
 
 def placed(*overrides):
     return Deployment(recipe(*overrides))
+
+
+def test_each_engine_of_the_schema_has_its_facts():
+    names, _ = get_args(Rollout.model_fields["engine"].annotation)
+    assert {*get_args(names), "own"} == set(ENGINES)
 
 
 def test_one_engine_is_no_pool():

@@ -176,21 +176,6 @@ def test_a_template_that_swallows_the_system_message_is_refused(one: TrainSource
         prepare(Data(train=[one], chat_template=silent, system_prompt="Be brief."), real())
 
 
-@pytest.mark.parametrize("endless", ["{{ 'x' * 5000000 }}", "{% for i in range(3000) %}{{ 'x' * 1000 }}{% endfor %}"])
-def test_a_template_that_writes_far_more_than_it_was_given_is_refused(one: TrainSource, endless: str) -> None:
-    said = (
-        r"one\.jsonl, line 1: `data\.chat_template` wrote [35],000,\d+ characters, and \d+ were given to it; see to its"
-    )
-    with pytest.raises(DataError, match=said):
-        prepare(Data(train=[one], chat_template=endless + TEMPLATE), real())
-
-
-@pytest.mark.whole
-def test_a_long_conversation_is_no_endless_template(tmp_path: Path) -> None:
-    long = jsonl(tmp_path / "long.jsonl", ("1+1? " * 400_000, "2"))
-    assert len(prepare(Data(train=[long], max_prompt_tokens=10**6), real()).train[0].text) > 1_900_000
-
-
 def test_what_the_model_sees_is_shown_with_its_special_tokens(one: TrainSource) -> None:
     tokenizer = real()
     tokenizer.add_special_tokens({"bos_token": "<s>"})

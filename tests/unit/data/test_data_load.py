@@ -93,9 +93,6 @@ def test_prompts(one: TrainSource, settings: dict[str, str], chat: str | None, e
     ("settings", "chat", "message"),
     [
         ({"prompt": "chat"}, None, "the tokenizer has no chat template"),
-        ({"prompt": "template"}, None, "must hold {problem}, found None"),
-        ({"prompt_template": "Q: {question}"}, None, "must hold {problem}"),
-        ({"prompt": "raw", "prompt_template": "{problem}"}, None, "remove one of them"),
         ({"system_prompt": "Think."}, None, "needs `data.prompt: chat`"),
         ({"system_prompt": "Think."}, "no system", "remove `data.system_prompt` if the template accepts none"),
     ],
@@ -317,12 +314,6 @@ def test_a_removal_of_another_wording_is_shown_with_both_texts(tmp_path: Path) -
     assert len(shown) == 1  # the one that could be a mistake; nothing is to be seen in two equal texts
     assert repr(LONG.upper()) in shown[0]
     assert repr(LONG) in shown[0]
-
-
-def test_two_validation_sets_of_one_name_are_refused(tmp_path: Path) -> None:
-    sources = [jsonl(tmp_path / folder / "a.jsonl", ("p", "1")) for folder in ("x", "y")]
-    with pytest.raises(DataError, match="two validation sets are called 'a'"):
-        prepare(Data(train=[sources[0]], validation=sources), WordTokenizer())
 
 
 def test_procedural_repeats_belong_to_the_distribution() -> None:

@@ -20,7 +20,6 @@ from dapo.loop.sampling.account import source_metrics
 from dapo.loop.sampling.prompts import PromptHistory, PromptSelector
 from dapo.types.batch import Group, Prompt, Response, Score
 from dapo.types.enums import FinishReason, Verdict
-from dapo.types.protocols import HasLevels, HasPasses, HasSources, LearnsAccuracy
 
 RULE = Curriculum(raise_at=0.75, lower_at=0.25, window=2)
 
@@ -226,13 +225,13 @@ def test_easy_and_hard_prompts_are_taken_less_often() -> None:
     assert [p.id for p in again.take(50)] == [p.id for p in selector.take(50)]
 
 
-def test_the_streams_have_the_optional_members_that_their_protocols_name() -> None:
-    plain = EpochStream(prompts("a", 3), seed=0)
-    assert isinstance(plain, HasSources)
-    assert not isinstance(plain, HasLevels | HasPasses | LearnsAccuracy)
-    mixture = MixtureStream([MixturePart("a", 1.0, [prompts("a", 3)])], seed=0, shuffle=True, curriculum=RULE)
-    for protocol in (HasSources, HasLevels, HasPasses, LearnsAccuracy):
-        assert isinstance(mixture, protocol)
+def test_the_streams_have_the_optional_members_under_the_names_that_are_asked_for() -> None:
+    parts = [MixturePart("a", 1.0, [prompts("a", 3), prompts("a", 5)]), MixturePart("b", 3.0, [prompts("b", 9)])]
+    mixture = MixtureStream(parts, seed=0, shuffle=True, curriculum=RULE)
+    selector = PromptSelector(mixture, PromptHistory(), Selection(), 0)
+    assert (selector.pass_length, selector.sources, selector.levels()) == (13, ("a", "b"), {"a": 1})
+    assert hasattr(mixture, "judged")
+    assert PromptSelector(EpochStream(prompts("a", 3), seed=0), PromptHistory(), Selection(), 0).sources == ("a",)
 
 
 @pytest.mark.parametrize(

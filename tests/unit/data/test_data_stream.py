@@ -60,7 +60,7 @@ def test_every_prompt_once_per_epoch_and_then_the_end(
         assert len(chunk) == take or len(got) + len(chunk) == count * epochs
         got += texts(chunk)
     assert stream.take(1) == []
-    assert stream.epoch == epochs
+    assert stream.progress == epochs
     everything = sorted(texts(prompts(count)))
     for epoch in range(epochs):
         assert sorted(got[epoch * count : (epoch + 1) * count]) == everything
@@ -91,9 +91,9 @@ def test_seeds_and_epochs_differ_and_no_shuffle_keeps_the_order() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (EpochStream(prompts(9), seed=1), "number of training prompts was 9, now it is 8"),
-        (EpochStream(prompts(8, "q"), seed=1), "content or order"),
-        (EpochStream(prompts(8)[::-1], seed=1), "content or order"),
+        (EpochStream(prompts(9), seed=1), "the training data"),
+        (EpochStream(prompts(8, "q"), seed=1), "the training data"),
+        (EpochStream(prompts(8)[::-1], seed=1), "the training data"),
         (EpochStream(prompts(8), seed=2), "`run.seed` was 2, now it is 1"),
         (EpochStream(prompts(8), seed=1, shuffle=False), "`data.shuffle` was False"),
     ],

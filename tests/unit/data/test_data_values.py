@@ -34,14 +34,14 @@ def write(path: Path, *lines: Any) -> TrainSource:
         (r'{"problem": "a", "answer": "\udfff"}', "field 'answer': half of a surrogate pair"),
         (r'{"problem": "a", "answer": "1", "note": {"x": ["\ud83d"]}}', "field 'note': half of a surrogate pair"),
         (r'{"problem": "a", "answer": "1", "\ud83d": 1}', "half of a surrogate pair"),
-        ('{"problem": "a", "answer": ' + "7" * 6000 + "}", r"a number with more than 4,300 digits; write it as text"),
-        ('{"problem": "a", "answer": "1", "id": -' + "7" * 6000 + "}", "more than 4,300 digits"),
+        ('{"problem": "a", "answer": ' + "7" * 6000 + "}", r"not JSON .Exceeds the limit \(4300 digits"),
+        ('{"problem": "a", "answer": "1", "id": -' + "7" * 6000 + "}", r"limit \(4300 digits"),
         ('{"problem": "a", "answer": Infinity}', r"field 'answer': expected text or a finite number, found inf"),
         ('{"problem": "a", "answer": -1e400}', "field 'answer': expected text or a finite number, found -inf"),
         ('{"problem": NaN, "answer": "1"}', "field 'problem': expected text or a finite number, found nan"),
         ('{"problem": "a", "answer": "1", "x": ' + "[" * 90 + "]" * 90 + "}", "field 'x': objects more than 64 deep"),
-        ('{"problem": "a", "answer": ' + "[" * 90_000, "objects too deep within each other"),
-        ("7" * 6000, "more than 4,300 digits"),
+        ('{"problem": "a", "answer": ' + "[" * 90_000, "maximum recursion depth"),
+        ("7" * 6000, r"limit \(4300 digits"),
     ],
 )
 def test_refused_with_line_and_field(tmp_path: Path, line: str, message: str) -> None:

@@ -54,7 +54,7 @@ def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
             engine = GenerateEngine(own, slots=slots, shares_weights=shares)
         else:
             engine = EmbeddedEngine(own, slots=slots, shares_weights=shares, keeps=True)
-        assert kind == "generate" or engine.decoder_name == kind
+        assert kind == "generate" or engine.decoder.name == kind
         engine.load(ticket)
         return engine
 
@@ -154,7 +154,7 @@ def test_what_ended_before_the_model_raises_is_not_lost(fresh, monkeypatch):
         raise torch.OutOfMemoryError("no memory left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._decoder, "decode", fails)
+        patch.setattr(engine.decoder, "decode", fails)
         with pytest.raises(EngineError, match="the device has no memory left"):
             engine.poll()
     events = engine.abort()

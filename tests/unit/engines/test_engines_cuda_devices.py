@@ -68,7 +68,7 @@ def sample(loaded, monkeypatch, **options):
             events += made
         steps = engine.stats()["decode_steps"]
         engine.sleep()
-    assert engine.decoder_name == "fused"
+    assert engine.decoder.name == "fused"
     return sorted(len(event.token_ids) for event in events), len(reads), steps
 
 

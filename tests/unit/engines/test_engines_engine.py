@@ -39,7 +39,7 @@ def make(kind: str, loaded, monkeypatch, slots=None, **options):
     if kind == "generic":
         monkeypatch.setattr(fused, "why_not", lambda model: "switched off by the test")
     engine = EmbeddedEngine(loaded, slots=slots, **options)
-    assert engine.decoder_name == kind
+    assert engine.decoder.name == kind
     return engine
 
 
@@ -399,7 +399,7 @@ def test_non_finite_logits_fail_the_response(kind, fresh, help, monkeypatch):
 def test_sliding_windows_are_decoded_by_the_generic_path(model, help):
     loaded = model("mistral", sliding_window=6)
     engine = EmbeddedEngine(loaded)
-    assert engine.decoder_name == "generic"
+    assert engine.decoder.name == "generic"
     engine.submit([help.request(g, prompt_ids=help.prompt(g, 11), max_tokens=40) for g in range(3)])
     for (group, _), event in help.drain(engine).items():
         table = help.forced_logprobs(loaded, help.prompt(group, 11), event.token_ids)
@@ -421,7 +421,7 @@ def test_a_model_that_neither_decoder_serves_is_refused_by_name(model, help):
 
 def test_a_wrong_decoder_is_noticed(model, monkeypatch, caplog):
     monkeypatch.setattr(fused, "_pairs", lambda heads, d, device: torch.arange(heads * d))  # rotates the wrong pairs
-    assert EmbeddedEngine(model("llama")).decoder_name == "generic"
+    assert EmbeddedEngine(model("llama")).decoder.name == "generic"
     assert "differ from the model's own" in caplog.text
     assert decoders.difference(model("llama"), decoders.FusedDecoder(model("llama"))) is not None
 

@@ -99,7 +99,7 @@ def test_the_engine_makes_the_same_responses_and_sleeps_without_memory(model, mo
         for key, event in found.items():
             assert event.token_ids.tolist() == tight[key].token_ids.tolist()
             np.testing.assert_allclose(event.logprobs, tight[key].logprobs, atol=1e-5)
-        assert 0 < engine._cache.held <= fixed_bytes(engine._decoder.shape, 3, 120)
+        assert 0 < engine._cache.held <= fixed_bytes(engine.decoder.shape, 3, 120)
         engine.sleep()
         assert engine._cache.held == 0
 

@@ -84,17 +84,17 @@ def test_replays_give_the_bits_of_steps_that_run_as_they_are(architecture, confi
         engine = engine_with(loaded, recorder)
         runs.append([respond(engine)])
         learn(loaded, engine, 1)  # recordings stay
-        before = 0 if recorder is None else engine._graphs.recorded
+        before = 0 if recorder is None else engine.graphs.recorded
         runs[-1].append(respond(engine))
         if recorder is not None:
-            assert engine._graphs.recorded == before > 0
+            assert engine.graphs.recorded == before > 0
             assert all(tape.replays > 0 for tape in tapes.made)
         engine.sleep()  # addresses change: all is recorded anew
         runs[-1].append(respond(engine, LENGTHS[:4], temperature=0.8, top_p=0.9))
         if recorder is not None:
-            assert engine._graphs.recorded > before
-            assert engine._graphs.broken is None
-            assert engine._graphs.replayed > 0.7 * engine.clock
+            assert engine.graphs.recorded > before
+            assert engine.graphs.broken is None
+            assert engine.graphs.replayed > 0.7 * engine.clock
     for found, wanted in zip(*runs, strict=True):
         assert_same_bits(found, wanted)
     assert runs[0][0][0, 0].token_ids.tolist() != runs[0][1][0, 0].token_ids.tolist()  # the weights did change
@@ -122,11 +122,11 @@ def test_a_step_that_is_a_replay_reads_once_and_asks_the_device_nothing(model, e
             assert func.overloadpacket.__name__ not in WAITS, f"{func} waits for the device"
             return func(*args, **(kwargs or {}))
 
-    before = engine._graphs.replayed
+    before = engine.graphs.replayed
     with Watch():
         for _ in range(6):
             engine.poll(timeout=0.0)
-    assert engine._graphs.replayed == before + 6
+    assert engine.graphs.replayed == before + 6
     assert len(reads) == 6
 
 
@@ -162,11 +162,11 @@ def test_what_cannot_be_recorded_goes_on_as_it_is_with_a_warning(recorder, said,
     wanted = respond(engine_with(model("qwen3"), None), SHORT)
     engine = engine_with(model("qwen3"), recorder)
     found = respond(engine, SHORT)
-    assert said in engine._graphs.broken
+    assert said in engine.graphs.broken
     assert [record.getMessage() for record in caplog.records if "without CUDA graphs" in record.getMessage()] == [
-        f"decoding goes on without CUDA graphs: {engine._graphs.broken}"
+        f"decoding goes on without CUDA graphs: {engine.graphs.broken}"
     ]
-    assert engine._graphs.replayed == 0
+    assert engine.graphs.replayed == 0
     for key, event in wanted.items():
         assert found[key].token_ids.tolist() == event.token_ids.tolist()
 
@@ -188,7 +188,7 @@ def test_a_step_that_asks_the_device_is_not_recorded(model, engine_with, monkeyp
     monkeypatch.setattr(fused, "_rotate", curious)
     engine = engine_with(model("qwen3"), TapeRecorder())
     respond(engine, SHORT)
-    assert "aten.item.default is not permitted" in engine._graphs.broken
+    assert "aten.item.default is not permitted" in engine.graphs.broken
 
 
 def test_weights_at_other_addresses_are_recorded_anew(fresh, engine_with, monkeypatch):
@@ -200,10 +200,10 @@ def test_weights_at_other_addresses_are_recorded_anew(fresh, engine_with, monkey
         respond(engine, SHORT)
         with monkeypatch.context() as planted:
             planted.setattr(fused, "_at", lambda before, now: now.detach().clone())
-            made = engine._graphs.recorded
+            made = engine.graphs.recorded
             learn(loaded, engine, 1)
         runs.append(respond(engine, SHORT))
-        assert recorder is None or engine._graphs.recorded > made
+        assert recorder is None or engine.graphs.recorded > made
     assert_same_bits(*runs)
 
 
@@ -238,7 +238,7 @@ def test_the_recording_used_longest_ago_makes_room(model, engine_with, monkeypat
 
 @pytest.mark.parametrize(("wanted", "device"), [(None, "cpu"), (False, "cpu"), (False, "cuda")])
 def test_a_cpu_has_no_graphs_and_nobody_has_to(wanted, device, model):
-    decoder = EmbeddedEngine(model("qwen3"), slots=2)._decoder
+    decoder = EmbeddedEngine(model("qwen3"), slots=2).decoder
     like = torch.empty(1, 4, device="meta") if device == "cuda" else torch.empty(1, 4)
     assert make_graphs(wanted, decoder, 2, like) is None
 

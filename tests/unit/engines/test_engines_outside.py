@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from dapo.config import recipe_from_dict
-from dapo.engines.vllm_options import check_names
-from dapo.errors import EngineError, RecipeError
+from dapo.errors import RecipeError
 from dapo.models.weight_files import read_shapes, read_weights, write_weights
 from dapo.run import engines
 from dapo.types.batch import Response, SampleRequest, SamplingParams
@@ -107,9 +106,3 @@ def test_graphs_that_a_recipe_insists_on_are_refused_without_a_card_before_anyth
 def test_what_depends_on_the_engine_is_said(settings, said):
     base = {"model": {"path": "builtin/signed-sum"}, "data": {"train": [{"task": "signed_sum", "size": 8}]}}
     assert engines.describe_engine(recipe_from_dict(base | settings).recipe) == said
-
-
-def test_an_argument_that_vllm_does_not_have_is_refused_with_its_neighbours():
-    with pytest.raises(EngineError, match=r"engine_args.max_num_batched_token: .*near it: max_num_batched_tokens"):
-        check_names({"max_num_batched_token": 1}, ["max_num_batched_tokens", "seed"])
-    check_names({"seed": 1}, ["max_num_batched_tokens", "seed"])

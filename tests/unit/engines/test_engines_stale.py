@@ -99,9 +99,9 @@ def test_a_derived_matrix_that_is_not_made_again_is_named(forgotten, architectur
     options = {"attention_bias": True, "mlp_bias": True} if architecture == "llama" else {}
     loaded = fresh(architecture, dtype=dtype, **options)
     learner, engine = learner_of(loaded), EmbeddedEngine(loaded)
-    assert engine.decoder_name == "fused"
+    assert engine.decoder.name == "fused"
     check = check_of(engine, learner)
-    refresh, layer = fused._Layer.refresh, engine._decoder._layers[1]
+    refresh, layer = fused._Layer.refresh, engine.decoder._layers[1]
     if forgotten != "everything" and not any(name.startswith(forgotten) for name in layer.tensors()):
         pytest.skip("this architecture has none")
 

@@ -55,7 +55,7 @@ def spied(monkeypatch):
 )
 def test_a_step_reads_once_and_draws_its_numbers_while_the_device_computes(decoder, architecture, config, model, spied):
     engine = EmbeddedEngine(model(architecture, **config), slots=4)
-    assert engine.decoder_name == decoder
+    assert engine.decoder.name == decoder
     engine.submit([request(0, i, prompt_ids=prompt(0, 9), max_tokens=30, stop_token_ids=()) for i in range(4)])
     with Watch():
         engine.poll(timeout=0.0)  # prefill, the first tokens, and a step

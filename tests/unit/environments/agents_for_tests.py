@@ -1,6 +1,7 @@
 """Agents that behave, and agents that do not; they speak plain HTTP. Each returns what it saw as a score."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
@@ -11,6 +12,8 @@ import urllib.request
 from urllib.parse import urlparse
 
 SEEN = []  # keys of earlier episodes in this process
+
+POST = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
 
 
 def post(base_url, api_key, messages, path="/chat/completions", **more):
@@ -94,9 +97,7 @@ def hangs_up(prompt, *, base_url, api_key):
     """Leaves before the answer comes, and asks the same again; later it leaves for good."""
     where = urlparse(base_url)
     body = json.dumps({"messages": [user("w5 w6")]}).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {api_key}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
+    head = f"{POST}Authorization: Bearer {api_key}\r\nContent-Length: {len(body)}\r\n\r\n"
     for _ in range(3):
         with socket.create_connection((where.hostname, where.port)) as connection:
             connection.sendall(head.encode() + body)
@@ -157,11 +158,8 @@ def refused(prompt, *, base_url, api_key):
     ):
         fine = fine and post(base_url, api_key, messages)[0] == 400
     fine = fine and post(base_url, api_key, [user("w5")], path="/completions")[0] == 404
-    where = urlparse(base_url)
-    for head in (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 9000, b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n"):
-        with socket.create_connection((where.hostname, where.port)) as connection:
-            connection.sendall(head)
-            fine = fine and connection.recv(100).startswith((b"HTTP/1.1 431", b"HTTP/1.1 413"))
+    refusal = raw(base_url, POST.encode() + b"Content-Length: 9\r\n\r\n", b"123456789")
+    fine = fine and refusal.startswith(b"HTTP/1.1 401")
     ask(base_url, api_key, [user("w5 w6")], temperature=None, n=1, max_completion_tokens=2)
     return float(fine)
 
@@ -182,22 +180,22 @@ def other_sampling(prompt, *, base_url, api_key):
     return sum(post(base_url, api_key, [user("w5")], **{name: value})[0] == 200 for name, value in wrong.items()) / 6
 
 
-def raw(base_url, *pieces):
-    """Send bytes over a connection of their own and return what comes back until it closes."""
+def raw(base_url, *pieces, more=True):
+    """Send bytes over a connection of their own and return what comes back until it closes, or is reset."""
     where = urlparse(base_url)
-    with socket.create_connection((where.hostname, where.port)) as connection:
+    with socket.create_connection((where.hostname, where.port)) as connection, contextlib.suppress(ConnectionError):
         for piece in pieces:
             connection.sendall(piece)
-        connection.shutdown(socket.SHUT_WR)
+        if not more:
+            connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    return b""
 
 
 def halves(prompt, *, base_url, api_key):
     """Hangs up in the head and in the body of a request; leaves one half open."""
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {api_key}\r\nContent-Length: 900\r\n\r\n".encode()
-    )
-    said = [raw(base_url, head[:40]), raw(base_url, head, b'{"messages": [')]
+    head = f"{POST}Authorization: Bearer {api_key}\r\nContent-Length: 900\r\n\r\n".encode()
+    said = [raw(base_url, head[:40], more=False), raw(base_url, head, b'{"messages": [', more=False)]
     where = urlparse(base_url)
     with socket.create_connection((where.hostname, where.port)) as connection:
         connection.sendall(head + b'{"messages"')
@@ -207,15 +205,15 @@ def halves(prompt, *, base_url, api_key):
 
 def floods(prompt, *, base_url, api_key):
     """Sends 50 MB and reads the answer only then; heads without an end; lengths that are none."""
-    line, rest = b"POST /v1/chat/completions HTTP/1.1\r\n", [bytes(1 << 20)] * 50
-    found = [
-        raw(base_url, line + b"Content-Length: 52428800\r\n\r\n", *rest),
-        raw(base_url, line + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n"),
-        *(raw(base_url, line + b"Content-Length: %s\r\n\r\n" % length) for length in (b"-1", b"1e3", b"9" * 5000)),
-        raw(base_url, line, *[b"x: " + b"y" * 8000 + b"\r\n"] * 400),
-    ]
+    line, rest = POST.encode(), [bytes(1 << 20)] * 50
+    own = line + f"Authorization: Bearer {api_key}\r\n".encode()
+    large = [raw(base_url, head + b"Content-Length: 52428800\r\n\r\n", *rest) for head in (own, line)]
+    chunked = raw(base_url, own + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n")
+    broken = [raw(base_url, own + b"Content-Length: %s\r\n\r\n" % length) for length in (b"-1", b"1e3", b"9" * 5000)]
+    broken.append(raw(base_url, line, *[b"x: " + b"y" * 9000 + b"\r\n"] * 400))
     ask(base_url, api_key, [user("w5 w6")])
-    return float([answer[9:12] for answer in found] == [b"413"] * 5 + [b"431"])
+    refused = [answer[9:12] for answer in [*large, chunked]] == [b"413", b"401", b"400"]
+    return float(refused and all(answer[9:12] in (b"400", b"") for answer in broken))
 
 
 def nested(levels):

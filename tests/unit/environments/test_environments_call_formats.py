@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 import pytest
@@ -97,27 +98,48 @@ def test_a_typed_function_is_its_own_schema():
         "most": {"type": "integer"},
         "share": {"type": "number"},
         "exact": {"type": "boolean"},
-        "kind": {"enum": ["a", "b"]},
+        "kind": {"enum": ["a", "b"], "type": "string"},
         "words": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
-        "extra": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+        "extra": {"anyOf": [{"type": "object", "additionalProperties": True}, {"type": "null"}]},
     }
     given = {"text": "x", "share": 1, "words": ["a"], "extra": None}
     assert tool.check(given) == {"text": "x", "share": 1.0, "words": ["a"], "extra": None}
     assert isinstance(tool.check(given)["share"], float)
-    with pytest.raises(ToolError, match="'words' must be a string, found 1"):
+    with pytest.raises(ToolError, match="'words': input should be a valid string, found 1"):
         tool.check({"text": "x", "words": [1]})
-    with pytest.raises(ToolError, match="'most' must be an integer, found True"):
+    with pytest.raises(ToolError, match="'most': input should be a valid integer, found True"):
         tool.check({"text": "x", "most": True})
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+@dataclass
+class Line:
+    points: list[Point]
+
+
+def test_a_parameter_may_be_a_dataclass_of_others():
+    def draw(line: Line, wide: float = 1.0) -> None: ...
+
+    tool = Tool.of(draw)
+    assert set(tool.schema["function"]["parameters"]["$defs"]) == {"Point"}
+    assert tool.check({"line": {"points": [{"x": 1}]}}) == {"line": Line([Point(1)])}
+    with pytest.raises(ToolError, match="'line': input should be a valid integer, found '1'"):
+        tool.check({"line": {"points": [{"x": "1"}]}})
 
 
 def test_a_function_that_json_cannot_call_is_refused():
     def untyped(a): ...
 
-    def odd(a: set): ...
+    def odd(a: ToolError): ...
 
     def many(*a: int): ...
 
-    for function, why in ((untyped, "has no type"), (odd, "expected one of str, int"), (many, "has no name in a call")):
+    for function, why in ((untyped, "has no type"), (odd, "a type that JSON lacks"), (many, "has no name in a call")):
         with pytest.raises(ToolError, match=why):
             Tool.of(function)
     with pytest.raises(ToolError, match="use a named function"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exchanges import by_folder
 from learner_here import LearnerHere
 from learner_rows import learn, make_rows
 from quick import quick
@@ -20,13 +21,12 @@ from dapo.config.load import recipe_from_dict
 from dapo.config.unusual import warnings_of
 from dapo.engines.embedded import EmbeddedEngine
 from dapo.engines.generate import GenerateEngine
-from dapo.errors import CheckpointError, EngineError, ModelError, RecipeError
+from dapo.errors import CheckpointError, EngineError, RecipeError
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import WorkerHere
 from dapo.models.adapter import (
     adapter_parameters,
     adapter_parts,
-    add_adapter,
     is_adapter,
     merge_error,
     published,
@@ -40,7 +40,6 @@ from dapo.models.tiny import make_tiny_model
 from dapo.models.weight_files import read_weights
 from dapo.run.export import write_adapter, write_model
 from dapo.types.batch import Key, SampleRequest, SamplingParams, TokenRow
-from dapo.weights.exchange import WeightExchange
 from dapo.weights.routes import receive
 
 DOUBLE = torch.float64
@@ -329,21 +328,6 @@ def test_the_merge_error_by_hand(folder):
     assert merge_error(learner.loaded.model) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("lora", "message"),
-    [
-        ({"target_modules": ["nowhere"]}, "names of its linear layers"),
-        ({"target_modules": ["input_layernorm"]}, "names of its linear layers"),
-        ({"target_modules": ["embed_tokens"]}, "an embedding or output head"),
-        ({"modules_to_save": ["lm_head"]}, "one tensor for embedding and output head"),
-    ],
-)
-def test_targets_that_cannot_be_are_refused(folder, lora, message):
-    loaded = load_model(folder, attention_mode="packed")
-    with pytest.raises(ModelError, match=message):
-        add_adapter(loaded.model, schema.Lora(rank=2, **lora), name="tiny", seed=0)
-
-
 # ---------------------------------------------------------------- engines
 
 
@@ -369,7 +353,7 @@ def test_engines_that_share_the_tensors_sample_from_the_adapted_model(tmp_path, 
             np.testing.assert_allclose(found, event.logprobs, atol=2e-5)
         randomise(learner, seed=version + 1, scale=0.2)
     engine.load(learner.publish(2))
-    if kind == "embedded" and engine.decoder_name == "fused":
+    if kind == "embedded" and engine.decoder.name == "fused":
         with torch.no_grad():
             layer(learner).lora_B["default"].weight.mul_(1.5)
         with pytest.raises(EngineError, match="qkv"):
@@ -384,7 +368,7 @@ def test_an_adapter_that_is_sent_by_itself_is_what_the_learner_computes_with(fol
     """W x + B' (A x) with nothing but what is published: the layer's own output, and the scale is in B'."""
     learner = randomise(make(folder, dtype=dtype, rank=4, lora_alpha=8.0, use_rslora=True))
     learner.loaded.sends_adapter = True
-    sending = LearnerDriver(WorkerHere(learner.worker), WeightExchange.by_folder(tmp_path / "weights"))
+    sending = LearnerDriver(WorkerHere(learner.worker), by_folder(tmp_path / "weights"))
     ticket = sending.publish(3)
     found = dict(read_weights(Path(ticket.address)))
     assert set(found) == set(ticket.names)

@@ -62,7 +62,7 @@ def test_what_was_set_before_is_set_again(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with determinism.deterministic_algorithms(True):
+        with determinism.deterministic_algorithms():
             assert not torch.is_deterministic_algorithms_warn_only_enabled()
             assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert torch.is_deterministic_algorithms_warn_only_enabled()

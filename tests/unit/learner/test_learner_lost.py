@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from each import each
+from exchanges import by_folder
 from inline_transport import InlineTransport
 from learner_here import learner_apart
 from learner_rows import make_rows
@@ -49,7 +50,7 @@ class StandIn:
 
 def group_of(folder, *failures):
     specs = [HostSpec(f"rank-{n}", StandIn, (failure,)) for n, failure in enumerate(failures)]
-    return LearnerDriver(LearnerHosts(InlineTransport(), specs, 600.0), WeightExchange.by_folder(folder))
+    return LearnerDriver(LearnerHosts(InlineTransport(), specs, 600.0), by_folder(folder))
 
 
 ECHO = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29093")
@@ -95,7 +96,7 @@ def test_an_engine_of_a_pool_that_starts_slowly_finds_the_set_that_it_was_sent_t
     monkeypatch.setattr(learners, "transport_of", lambda run, places: InlineTransport())
     ranks = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, "learner": {"ranks": 2}}
     recipe, facts = recipe_from_dict(ranks).recipe, SimpleNamespace(name="a/b")
-    exchange, own = (WeightExchange.by_folder(tmp_path / name) for name in ("sets", "own"))
+    exchange, own = (by_folder(tmp_path / name) for name in ("sets", "own"))
     specs = [HostSpec("engine-0", EngineHost, (NumberEngine, 2))]
     pool = EnginePool(InlineTransport(), specs, GATE, exchange=exchange)
     group = learners.make_learner(recipe, deployment_of(recipe), facts, None, exchange=exchange, run=None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exchanges import by_folder
 from learner_rows import learn_step, make_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -18,7 +19,6 @@ from dapo.models.read import float32_weights, give_memory, read_weights_of
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tiny import make_tiny_model
 from dapo.run.learners import start_worker
-from dapo.weights.exchange import WeightExchange
 
 SMALL = 2.0**-24  # under half a spacing of bfloat16 for numbers above 2^-15; those at the middle of a rounding stay
 
@@ -45,7 +45,7 @@ def moved(folder: Path) -> int:
     }
     worker = start_worker(recipe_from_dict(recipe, ["learner.weight_decay=0"]).recipe)
     before = {name: p.detach().clone() for name, p in worker.loaded.model.named_parameters()}
-    driver = LearnerDriver(WorkerHere(worker), WeightExchange.by_folder(None))
+    driver = LearnerDriver(WorkerHere(worker), by_folder(None))
     learn_step(driver, [make_rows(0, 2, 3, length=lambda random: int(random.integers(4, 12)))], SMALL)
     return sum(
         int((p != before[name])[before[name].abs() > 2.0**-15].sum())

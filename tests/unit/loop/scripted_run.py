@@ -172,6 +172,13 @@ class Recording:
         return {key: "nan" if value != value else value for key, value in row.items()}
 
 
+def train(trainer):
+    """Train to the end; return whether the trainer got there."""
+    for _ in trainer.each_step():
+        pass
+    return trainer.finished
+
+
 @dataclass
 class Run:
     trainer: Trainer
@@ -182,7 +189,7 @@ class Run:
     log: Log
 
     def __call__(self):
-        return self.trainer.run()
+        return train(self.trainer)
 
     @property
     def saved(self):

@@ -165,24 +165,28 @@ def test_kl_in_the_reward_reaches_the_advantages_of_a_run(tmp_path):
 
 def test_the_entropy_coefficient_of_a_step_is_told_and_follows_the_last_steps_entropy(tmp_path):
     """The scripted policy's entropy is 4.3 nats: below 9, so the coefficient climbs by 0.01 a step."""
-    run = make_run(tmp_path, changes={"entropy": EntropyControl(target=9.0, step=0.01, high=0.025)})
+    run = make_run(tmp_path, changes={"entropy": EntropyControl(0.0, target=9.0, step=0.01, high=0.025)})
     run()
     expected = [0.0, 0.01, 0.02, 0.025]
     assert [step.entropy_coefficient for step in run.learner.steps] == pytest.approx(expected)
     assert [run.recorder.rows[n]["train/entropy_coefficient"] for n in (1, 2, 3, 4)] == pytest.approx(expected)
-    fixed = make_run(tmp_path / "fixed", changes={"entropy": EntropyControl(-0.02)})
+    fixed = make_run(tmp_path / "fixed", changes={"entropy_coefficient": -0.02})
     fixed()
     assert [step.entropy_coefficient for step in fixed.learner.steps] == [-0.02] * 4
 
 
 def test_the_entropy_coefficient_survives_a_resume(tmp_path):
-    def resumed(**options):
-        return make_run(tmp_path, changes={"entropy": EntropyControl(target=9.0, step=0.01)}, **options)
+    def resumed(changes=None, **options):
+        changes = changes or {"entropy": EntropyControl(0.0, target=9.0, step=0.01)}
+        return make_run(tmp_path, changes=changes, **options)
 
     resumed(steps=2)()
-    run = resumed(resume=True)
+    run = resumed(resume=True, steps=3)
     run()
-    assert [step.entropy_coefficient for step in run.learner.steps] == pytest.approx([0.02, 0.03])
+    assert [step.entropy_coefficient for step in run.learner.steps] == pytest.approx([0.02])
+    fixed = resumed({"entropy_coefficient": 0.3}, resume=True)
+    fixed()
+    assert [step.entropy_coefficient for step in fixed.learner.steps] == [0.3]
 
 
 class Counting(Algorithm):

@@ -311,7 +311,9 @@ def test_a_long_reply_is_cut_or_refused():
     [
         (lambda turn: 1 / 0, "exception: ZeroDivisionError"),
         (lambda turn: "no reply", "reply: expected a dapo.Reply, found str"),
-        (lambda turn: Reply("w5", reward=float("nan")), "reply: reward is nan"),
+        (lambda turn: Reply("w5", reward=float("nan")), "reply: reward: not a number: nan"),
+        (lambda turn: Reply("w5", facts={"tries": "3"}), "reply: tries: not a number: str '3'"),
+        (lambda turn: Reply(done=True, scores={"accuracy": 1.0, "tries": 1e999}), "reply: tries: not a number: inf"),
         (lambda turn: Reply(""), "reply: an empty reply that does not end"),
         (lambda turn: Reply("w5", scores={"accuracy": 1.0}), "reply: scores come with done=True"),
         (lambda turn: Reply(done=True, scores={"a/b": 1.0}), "reply: scores: 'a/b' cannot name a metric"),
@@ -331,8 +333,29 @@ def test_an_environment_that_fails_costs_one_response(wrong, reason):
 
 
 def test_scores_that_no_reward_reads_are_refused():
-    with pytest.raises(EpisodeError, match="returned the scores accuracy, and no reward reads them"):
+    with pytest.raises(EpisodeError, match=r"returned the scores accuracy, and no reward reads them.*style is missing"):
         drain(mailbox(HerePlayers(echo), read=("style",)), requests())
+
+
+def test_further_numbers_of_an_environment_come_with_all_scores_that_rewards_read():
+    def counted(prompt, rng):
+        yield ""
+        yield Reply("w5", facts={"seen": 2})
+        return {"accuracy": 1.0, "tries": 2, "seen": True}
+
+    for one in drain(mailbox(HerePlayers(counted)), requests(limit=400)).values():
+        own = [dict(turn.facts) for turn in one.turns if turn.who == "assistant"]
+        assert dict(one.scores) == {"accuracy": 1.0}
+        assert own == [{"seen": 2.0}, {"tries": 2.0, "seen": 1.0}]
+
+    def limited(prompt, rng):
+        yield ""
+        return {"acuracy": 1.0}
+
+    with pytest.raises(EpisodeError, match=r"scores acuracy, and no reward reads them; .*\(accuracy is missing\)"):
+        drain(mailbox(HerePlayers(limited)), requests())
+    with pytest.raises(EpisodeError, match="returned the scores accuracy, seen, tries, and no reward reads them; Add"):
+        drain(mailbox(HerePlayers(counted), read=()), requests(limit=400))
 
 
 def test_a_stop_string_looks_at_the_turn_alone():

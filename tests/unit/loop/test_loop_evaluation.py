@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,10 +114,11 @@ def test_the_composed_rewards_of_a_recipe_keep_the_accuracy_of_a_response_that_a
         result = subject.evaluate()
     finally:
         scorer.close()
-    wrong = [r for r in result.responses if r.completion.text == "8"]
-    assert all("picky" in r.score.reason and r.score.accuracy == 0.0 for r in wrong)
-    assert 0 < len(wrong) < len(result.responses)
-    sampled = [r.score.accuracy for r in result.responses if r.sample >= 0]
+    pairs = [pair for group in result.sets["set"] for pair in group.pairs()]
+    wrong = [score for response, score in pairs if response.text == "8"]
+    assert all("picky" in score.reason and score.accuracy == 0.0 for score in wrong)
+    assert 0 < len(wrong) < len(pairs)
+    sampled = [score.accuracy for group in result.sets["set"] for score in group.scores_G[:-1]]
     assert result.metrics["validation/accuracy"] == pytest.approx(np.mean(sampled))
     assert result.metrics["validation/failed_rewards"] == len(wrong)
 
@@ -247,19 +249,19 @@ def compared(first, second):
 
 
 def test_two_models_are_compared_on_the_problems_that_both_could_be_scored_on():
-    first = evaluator(lambda p, s: right(1.0) if p else Score(reason="crash"), problems=4).evaluate().responses
-    second = evaluator(lambda p, s: right(float(p == 3)), problems=3).evaluate().responses
+    first = evaluator(lambda p, s: right(1.0) if p else Score(reason="crash"), problems=4).evaluate().sets
+    second = evaluator(lambda p, s: right(float(p == 3)), problems=3).evaluate().sets
     estimate, problems = compared(first, second)
     assert (estimate.mean, problems) == (1.0, 2)  # problems 1 and 2
     assert estimate.low < 1.0
     same, _ = compared(first, first)
     assert (same.mean, -same.low) == (0.0, same.high)
-    assert accuracy_of(first).mean == 1.0
+    assert accuracy_of(first["set"]).mean == 1.0
 
 
 def test_problems_of_equal_content_are_told_apart_by_their_place():
-    result = evaluator(lambda p, s: right(float(p == 0)), problems=2).evaluate().responses
-    alike = [r.__class__(r.dataset, r.problem, r.sample, prompts(1)[0], r.completion, r.score) for r in result]
+    groups = evaluator(lambda p, s: right(float(p == 0)), problems=2).evaluate().sets["set"]
+    alike = {"set": [replace(group, prompt=prompts(1)[0]) for group in groups]}
     estimate, problems = compared(alike, alike)
     assert (estimate.mean, problems) == (0.0, 2)
 
@@ -304,7 +306,7 @@ def test_a_held_out_set_of_which_nothing_can_be_scored_stops_the_run_before_trai
     recorded = []
     subject = evaluator(lambda p, s: Score(reason="exception: KeyError: 'level'"), sets=("easy", "hard"))
     with pytest.raises(RewardError) as stopped:
-        FirstStep(subject, recorded, tmp_path).run()
+        next(FirstStep(subject, recorded, tmp_path).each_step())
     reason = "exception: KeyError: 'level'"
     assert stopped.value.evidence == SilentEvidence({"easy": reason, "hard": reason}, engine=False)
     assert re.match(

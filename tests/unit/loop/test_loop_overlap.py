@@ -446,7 +446,7 @@ def test_stretches_of_work_become_spans_beside_the_phases():
     now, busy, spans = [0.0], [0.0], []
     phases = Phases(spans.append, lambda: now[0], lambda: 1000.0)
     phases.step = 7
-    idle = Idle(lambda: busy[0], phases.read_clock, phases.beside)
+    idle = Idle(lambda: busy[0], phases.clock, phases.beside)
     with idle.learner():
         now[0], busy[0] = 2.0, 1.5
         idle.look_at_engines()

@@ -327,7 +327,7 @@ def test_evaluation_statistics_by_hand():
     assert m["validation/set/greedy_accuracy"] == 1.0  # the other greedy response is unscored, not wrong
     assert m["validation/set/unscored"] == 1
     assert m["validation/set/length_mean"] == 3.5
-    assert len(result.responses) == 10
+    assert [[r.key.sample for r in group.completions_G] for group in result.sets["set"]] == [[0, 1, 2, 3, -1]] * 2
 
 
 def test_evaluation_draws_every_response_with_its_own_numbers_and_the_same_ones_each_time():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from learner_here import LearnerHere
 from scripted_learner import ScriptedLearner
-from scripted_run import Log, Recording, make_run
+from scripted_run import Log, Recording, make_run, train
 from small_recipe import small_recipe
 from transformers import AutoModelForCausalLM
 
@@ -163,7 +163,7 @@ class LostOnce(ScriptedLearner):
 @pytest.mark.parametrize(("where", "done"), [("evaluate", 2), ("prepare", 1)])
 def test_a_failure_costs_no_step_and_a_resume_is_the_run_without_it(tmp_path, monkeypatch, where, done):
     whole = made(tmp_path / "whole")
-    assert whole.run()
+    assert train(whole)
     failed = made(tmp_path / "failed", LostOnce(where))
     if where == "prepare":
         asked = []
@@ -177,12 +177,12 @@ def test_a_failure_costs_no_step_and_a_resume_is_the_run_without_it(tmp_path, mo
 
         monkeypatch.setattr("dapo.loop.supervised.rows_of", fails)
     with pytest.raises(ValueError, match=where):
-        failed.run()
+        train(failed)
     assert (failed.checkpoints.steps(), max(failed.recorder.rows)) == ([done], done)
     monkeypatch.undo()
     again = made(tmp_path / "failed")
     again.load(again.checkpoints.path())
-    assert again.run()
+    assert train(again)
     assert again.method.learner.scores.tolist() == whole.method.learner.scores.tolist()
     lines = failed.recorder.rows | again.recorder.rows
     assert [lines[step]["validation/loss"] for step in (1, 2, 3, 4)] == [
@@ -193,7 +193,7 @@ def test_a_failure_costs_no_step_and_a_resume_is_the_run_without_it(tmp_path, mo
 def test_a_checkpoint_of_the_other_method_is_refused(tmp_path):
     by_reward, supervised = make_run(tmp_path / "rewards", steps=1), made(tmp_path / "examples")
     assert by_reward()
-    assert supervised.run()
+    assert train(supervised)
     with pytest.raises(CheckpointError, match="of `dapo train`, and this run is supervised"):
         made(tmp_path / "rewards").load(by_reward.trainer.checkpoints.path())
     with pytest.raises(CheckpointError, match="of `dapo sft`, and this run trains by reward"):

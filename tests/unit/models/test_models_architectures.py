@@ -95,7 +95,7 @@ def test_noise_that_stays_is_refused_as_that(architecture, config, tmp_path):
     """These read the number from their config in training mode."""
     save_random(tmp_path, architecture, **config)
     load_model(tmp_path, device="cpu")
-    with pytest.raises(ModelError, match=r"training mode .*activation_checkpointing=none"):
+    with pytest.raises(ModelError, match=r"training mode: .*activation_checkpointing=none"):
         load_model(tmp_path, device="cpu", activation_checkpointing="full")
 
 

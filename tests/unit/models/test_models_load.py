@@ -135,7 +135,7 @@ def test_a_tokenizer_that_autotokenizer_breaks_is_read_from_its_file(tmp_path):
     ("damage", "message"),
     [
         (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
+        (lambda f: (f / "config.json").write_text("{"), "not a valid JSON"),
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pytorch_model.bin.*only safetensors"),
         (lambda f: (f / "model.safetensors").unlink(), "no \\*.safetensors file"),
         (lambda f: (f / "model.safetensors").write_bytes(b"x" * 64), "cannot be loaded as a causal language model"),

@@ -5,7 +5,7 @@ import pytest
 
 from dapo.errors import CallbackError, RecipeError
 from dapo.observe.callbacks import Callbacks, as_callback
-from dapo.types.batch import Group, Prompt, Response, Score
+from dapo.types.batch import MODEL, Group, Prompt, Response, Score, Turn
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.events import Callback, CheckpointEvent, EndEvent, StartEvent, StepEvent
 
@@ -30,7 +30,9 @@ class Keeps(Callback):
 
 def group():
     ids = np.arange(4)
-    done = Response(ids, np.zeros(4, np.float32), np.zeros(4, np.int32), FinishReason.LENGTH, "text")
+    made = ids, np.zeros(4, np.float32), np.zeros(4, np.int32)
+    turns = (Turn(0, 4, MODEL, "text", facts={"tried": 2.0}),)
+    done = Response(*made, FinishReason.LENGTH, "text", extra={"routes": np.zeros(4)}, turns=turns)
     return Group(
         7,
         Prompt("id", "what the model saw", ids, "2 + 2", "4", "sums"),
@@ -49,31 +51,52 @@ def started(*callbacks, warned=None, state=None):
     return all_of_them
 
 
-def test_a_step_is_told_with_its_groups_as_plain_values():
+def test_a_step_is_told_with_its_groups():
     keeps = Keeps()
     started(keeps).step(1, {"train/loss": 0.5}, [group()])
     event = keeps.heard[-1]
     assert isinstance(event, StepEvent)
     (seen,) = event.groups
-    assert (seen.id, seen.problem, seen.verdict, seen.disposition) == (7, "2 + 2", "kept", "trained")
-    first, second = seen.responses
-    assert (first.text, first.tokens, first.truncated) == ("text", 4, True)
-    assert (first.accuracy, first.reward, first.advantage) == (1.0, 0.5, 1.25)
-    assert (second.accuracy, second.reward, second.reason) == (None, None, "timeout")
+    assert (seen.id, seen.prompt.problem, seen.verdict, seen.disposition) == (7, "2 + 2", "kept", "trained")
+    (first, score), (_, failed) = seen.pairs()
+    assert (first.text, first.model_tokens, first.truncated, score.accuracy) == ("text", 4, True, 1.0)
+    assert (seen.rewards_G[0], seen.advantages_G[0]) == (0.5, 1.25)
+    assert (failed.accuracy, failed.reason) == (None, "timeout")
 
 
-def test_what_a_callback_gets_cannot_be_written_to_and_is_no_array_of_the_run():
-    keeps, mine, metrics = Keeps(), group(), {"train/loss": 0.5}
+WRITES = {
+    "a metric": lambda event: event.metrics.update(loss=1.0),
+    "a response": lambda event: setattr(event.groups[0].completions_G[0], "text", "other"),
+    "its tokens": lambda event: event.groups[0].completions_G[0].token_ids.sort(),
+    "its log-probabilities": lambda event: np.negative(*[event.groups[0].completions_G[0].logprobs] * 2),
+    "an engine's array": lambda event: event.groups[0].completions_G[0].extra["routes"].fill(1),
+    "a fact of a turn": lambda event: event.groups[0].completions_G[0].turns[0].facts.update(tried=1.0),
+    "the responses": lambda event: event.groups[0].completions_G.reverse(),
+    "the scores": lambda event: event.groups[0].scores_G.clear(),
+    "a score": lambda event: event.groups[0].scores_G[0].values.update(accuracy=0.0),
+    "rewards": lambda event: event.groups[0].rewards_G.fill(1.0),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_what_a_callback_gets_cannot_be_written_to(what):
+    keeps, mine = Keeps(), group()
+    started(keeps).step(1, {"loss": 0.5}, [mine])
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        WRITES[what](keeps.heard[-1])
+    assert repr(mine) == repr(group())
+
+
+def test_what_the_run_changes_later_changes_no_event():
+    keeps, mine, metrics = Keeps(), group(), {"loss": 0.5}
     started(keeps).step(1, metrics, [mine])
-    event = keeps.heard[-1]
-    with pytest.raises(TypeError):
-        event.metrics["train/loss"] = 1.0
-    with pytest.raises(AttributeError):
-        event.groups[0].responses[0].reward = 1.0
-    with pytest.raises(TypeError):
-        event.groups[0].responses[0].values["accuracy"] = 0.0
-    metrics["train/loss"] = 9.0  # the trainer goes on with its own
-    assert event.metrics["train/loss"] == 0.5
+    metrics["loss"] = 9.0
+    mine.verdict, mine.rewards_G = Verdict.ALL_CORRECT, None
+    mine.completions_G.clear()
+    (seen,) = keeps.heard[-1].groups
+    assert (keeps.heard[-1].metrics["loss"], seen.verdict, len(seen.completions_G)) == (0.5, "kept", 2)
+    assert seen.rewards_G[0] == 0.5
+    mine.completions_G.append(seen.completions_G[0])  # the run's own can be written to as before
 
 
 def test_one_that_fails_is_named_once_and_left_out_and_the_others_go_on():

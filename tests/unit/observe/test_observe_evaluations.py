@@ -17,31 +17,34 @@ from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
-from dapo.types.batch import Prompt, Response, Score
+from dapo.types.batch import Group, Key, Prompt, Response, Score
 from dapo.types.enums import FinishReason
-from dapo.types.evaluation import Evaluated
 
 PROBLEMS, SAMPLES = 60, 4
+
+
+def group(dice, problem):
+    prompt = Prompt(f"id{problem}", "?", np.array([1]), f"problem {problem}", "3", "held")
+    responses, scores = zip(*(response(dice, problem, sample) for sample in range(-1, SAMPLES)), strict=True)
+    return Group(problem, prompt, list(responses), list(scores))
 
 
 def response(dice, problem, sample):
     n = int(dice.integers(1, 30))
     tokens = np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.int32)
     finish = FinishReason.LENGTH if dice.random() < 0.2 else FinishReason.STOP
-    prompt = Prompt(f"id{problem}", "?", np.array([1]), f"problem {problem}", "3", "held")
     answer = str(dice.integers(2, 5))
     score = Score({"accuracy": float(answer == "3"), "format": 0.5}, 1.0, answer=answer)
     if dice.random() < 0.1:
         score = Score({"format": 0.5}, reason="timeout: 3 s")
-    return Evaluated("held", problem, sample, prompt, Response(*tokens, finish, "text"), score)
+    return Response(*tokens, finish, "text", key=Key("evaluate", problem, sample)), score
 
 
 @pytest.fixture
 def recorded(tmp_path):
     """The folder, and what an evaluation said after step 20."""
     dice = np.random.default_rng(5)
-    responses = [response(dice, p, s) for p in range(PROBLEMS) for s in range(-1, SAMPLES)]
-    result = result_of({"held": responses}, SAMPLES, greedy=True)
+    result = result_of({"held": [group(dice, p) for p in range(PROBLEMS)]}, SAMPLES, greedy=True)
     console = Console("quiet")
     console.start("r", 30)
     (tmp_path / "recipe.resolved.yaml").write_text("{}")
@@ -59,8 +62,7 @@ def test_an_evaluation_before_training_that_foretells_starving_is_warned_of(tmp_
     console = Console("quiet")
     console.start("r", 30)
     recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), recipe_from_dict(given).recipe)
-    responses = evaluation([[0.0] * 4] * 60, cut=160)
-    recorder.evaluation(step, result_of({"held_out": responses}, 4, greedy=False))
+    recorder.evaluation(step, result_of(evaluation([[0.0] * 4] * 60, cut=160), 4, greedy=False))
     recorder.close()
     assert ("warning: step 0: 0 of 240 held-out responses are right" in capsys.readouterr().err) == told
 

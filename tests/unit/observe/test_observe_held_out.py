@@ -78,9 +78,9 @@ def test_problems_are_the_same_by_their_content_and_not_by_their_place():
 
 def test_equal_problems_are_told_apart_by_their_place_even_if_one_is_not_scored():
     twice = evaluation([[0.0], [1.0]])
-    alike = [r.__class__(r.dataset, r.problem, r.sample, twice[0].prompt, r.completion, r.score) for r in twice]
-    lost = evaluation([[None], [1.0]])
-    lost = [r.__class__(r.dataset, r.problem, r.sample, twice[0].prompt, r.completion, r.score) for r in lost]
+    same = twice["held_out"][0].prompt
+    alike = {"held_out": [replace(group, prompt=same) for group in twice["held_out"]]}
+    lost = {"held_out": [replace(group, prompt=same) for group in evaluation([[None], [1.0]])["held_out"]]}
     ((estimate, problems),) = differences(held_out_of(lost), held_out_of(alike)).values()
     assert (estimate.mean, problems) == (0.0, 1)  # the second with the second
     ((_, problems),) = differences(held_out_of(alike), held_out_of(alike)).values()
@@ -97,8 +97,8 @@ def test_other_problems_are_compared_as_independent_evaluations():
 
 def test_a_set_counts_once_however_large_it_is():
     small, large = [[0.0]] * 10, [[0.0]] * 90
-    before = held_out_of([*evaluation(small, name="a"), *evaluation(large, name="b")])
-    after = held_out_of([*evaluation([[1.0]] * 10, name="a"), *evaluation(large, name="b")])
+    before = held_out_of(evaluation(small, name="a") | evaluation(large, name="b"))
+    after = held_out_of(evaluation([[1.0]] * 10, name="a") | evaluation(large, name="b"))
     assert difference(before, after).mean == pytest.approx(0.5)
 
 

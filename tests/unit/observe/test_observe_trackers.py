@@ -10,9 +10,9 @@ from dapo.config.schema import TrackerSettings
 from dapo.errors import RecipeError
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.trackers import make_trackers
-from dapo.types.batch import Prompt, Response, Score
+from dapo.types.batch import Group, Key, Prompt, Response, Score
 from dapo.types.enums import FinishReason
-from dapo.types.evaluation import Evaluated, EvaluationResult
+from dapo.types.evaluation import EvaluationResult
 from dapo.types.events import StartEvent, StepEvent
 
 
@@ -40,10 +40,11 @@ def test_named_trackers_get_numbers_by_further_names(tmp_path):
 
 def evaluated(text="the answer"):
     ids = np.arange(3)
-    done = Response(ids, np.zeros(3, np.float32), np.zeros(3, np.int32), FinishReason.STOP, text)
+    key = Key("evaluate", 0, 0)
+    done = Response(ids, np.zeros(3, np.float32), np.zeros(3, np.int32), FinishReason.STOP, text, key=key)
     prompt = Prompt("id", "2 + 2 =", ids, "2 + 2", "4", "held")
     return EvaluationResult(
-        {"validation/accuracy": 1.0}, [Evaluated("held", 0, 0, prompt, done, Score({"accuracy": 1.0}, 1.0))]
+        {"validation/accuracy": 1.0}, {"held": [Group(0, prompt, [done], [Score({"accuracy": 1.0}, 1.0)])]}
     )
 
 
@@ -152,7 +153,9 @@ def test_wandb_run_goes_on_under_its_saved_id_and_shows_answers(tmp_path, monkey
     ((_, options),) = wandb.of("init")
     assert (options["id"], options["resume"], options["project"]) == ("abc123", "allow", "dapo")
     ((_, table),) = wandb.of("Table")
-    assert dict(zip(table["columns"], table["data"][0], strict=True))["response"] == "the answer"
+    row = dict(zip(table["columns"], table["data"][0], strict=True))
+    said = {"step": 4, "set": "held", "problem": "2 + 2", "gold answer": "4", "response": "the answer"}
+    assert row == said | {"accuracy": 1.0, "tokens": 3, "truncated": False, "greedy": False}
     logged = [args[0] for args, _ in run.of("log")]
     assert logged[0] == {"step": 4, "train/loss": 1.0}
     assert set(logged[1]) == {"step", "answers"}

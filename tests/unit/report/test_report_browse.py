@@ -114,7 +114,7 @@ def test_an_episode_shows_its_turns_and_the_numbers_of_the_model_alone(run):
     """Sample 1 has two tokens, log-probabilities -1.5 and -0.1: the second is a reply's."""
     path = run.folder.rollouts / "step_000003.parquet"
     groups = [make_group(3, n, 6, 4, [make_prompt(n) for n in range(8)]) for n in range(2)]
-    turns = (Turn(0, 1, "assistant", "7", reward=0.5, calls=("add",)), Turn(1, 2, "tool", "no"))
+    turns = (Turn(0, 1, "assistant", "7", reward=0.5, calls=("add",), facts={"tries": 2.0}), Turn(1, 2, "tool", "no"))
     own = np.array([True, False])
     played = replace(groups[0].completions_G[1], turns=turns, ended="done", generated=own)
     groups[0].completions_G[1] = played
@@ -124,8 +124,8 @@ def test_an_episode_shows_its_turns_and_the_numbers_of_the_model_alone(run):
     assert (plain["turns"], plain["ended"], plain["tokens"]["given"]) == (None, None, None)
     assert episode["ended"] == "done"
     assert episode["turns"] == [
-        {"who": "assistant", "text": "7", "reward": 0.5, "calls": ["add"]},
-        {"who": "tool", "text": "no", "reward": 0.0, "calls": []},
+        {"who": "assistant", "text": "7", "reward": 0.5, "calls": ["add"], "facts": {"tries": 2.0}},
+        {"who": "tool", "text": "no", "reward": 0.0, "calls": [], "facts": {}},
     ]
     assert [r["logprob"] for r in browse.group(run, 3, 3000)["responses"]] == pytest.approx([-1.5, -1.5, -0.8, -0.8])
     assert (episode["length"], episode["tokens"]["given"]) == (1, [1])

@@ -85,8 +85,9 @@ def test_every_answer_is_kept_and_a_later_model_is_compared_with_them(models, tm
     kept = tmp_path / "answers.jsonl"
     evaluate(recipe(models[0]), out=kept, as_json=True)
     first = json.loads(capsys.readouterr().out)
-    model, step, responses = read_answers(kept)
-    assert (model, step, len(responses)) == (str(models[0]), None, 12)
+    model, step, sets = read_answers(kept)
+    (groups,) = sets.values()
+    assert (model, step, [len(group.pairs()) for group in groups]) == (str(models[0]), None, [3] * 4)
     with pytest.raises(DataError, match="exists already"):
         evaluate(recipe(models[0]), out=kept)
     evaluate(recipe(models[0]), against=kept, as_json=True)

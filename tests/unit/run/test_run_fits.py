@@ -8,11 +8,13 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.config import Recipe, recipe_from_dict
+from dapo.data.demonstrations import Demonstrations
 from dapo.data.load import PreparedData, prepare
 from dapo.errors import RecipeError
 from dapo.models.facts import read_facts
 from dapo.models.tiny import make_tiny_model, make_word_tokenizer
 from dapo.run.fits import check_fits
+from dapo.run.supervised import check_examples
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +89,9 @@ def test_an_adapter_for_a_layer_that_is_not_there_is_refused_before_weights(mode
     with pytest.raises(RecipeError, match=rf"model\.lora\.{key}: nowhere is no (linear )?layer of .*k_proj"):
         check_fits(recipe, facts, data)
     check_fits(*prepared(model, "model.lora.rank=2", f"model.lora.{key}=[q_proj, self_attn.v_proj]"))
+
+
+def test_a_supervised_run_refuses_an_adapter_of_layers_that_the_model_lacks(model):
+    recipe, facts, _ = prepared(model, "model.lora.rank=2", "model.lora.target_modules=[nowhere]")
+    with pytest.raises(RecipeError, match="nowhere is no linear layer"):
+        check_examples(recipe, Demonstrations(), facts)

@@ -68,12 +68,12 @@ def refused(call, *words):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return 'kept'", ["text", "'kept'", "Verdict.KEPT"]),
+        ("return 'kept'", ["str 'kept'", "Verdict.KEPT"]),
         ("return True", ["bool True", "Verdict.KEPT"]),
         ("return np.bool_(True)", ["Verdict.KEPT"]),
         ("pass", ["None", "return"]),
-        ("return Verdict", ["class", "Verdict.KEPT"]),
-        ("return values[voters].shape[7]", ["IndexError", "mine.py line 6", "keep(values_G, voters_G)"]),
+        ("return Verdict", ["<enum 'Verdict'>", "Verdict.KEPT"]),
+        ("return values[voters].shape[7]", ["IndexError", "mine.py line 6", "docs/hooks.md"]),
     ],
 )
 def test_keep_rule_returns_a_verdict(hook, body, words):
@@ -92,7 +92,7 @@ def test_good_keep_rule_is_passed_through(hook):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return rewards", ["an array of shape [4]", "two", "return shaped, penalties"]),
+        ("return rewards", ["ndarray of shape [4]", "two", "return shaped, penalties"]),
         ("return rewards, 0.0", ["penalties", "float 0.0", "4 responses"]),
         ("return rewards[:2], rewards[:2]", ["shaped rewards", "[2]", "4 responses"]),
         ("return rewards / 0, 0 * rewards", ["shaped rewards", "inf", "response 0"]),
@@ -122,7 +122,7 @@ def test_good_shaping_may_leave_nan_where_nothing_was_scored(hook):
         ("return [r - np.nanmean(r) for r in rewards]", ["response 3 of group 0", "no vote", "np.where(voters_G"]),
         ("return [0 * r + 1.0 for r in np.nan_to_num(rewards)]", ["response 3 of group 0", "1.0", "no vote"]),
         ("return np.concatenate(rewards)", ["shape [8]", "2 groups"]),
-        ("return rewards[:1]", ["1 array", "2 groups"]),
+        ("return rewards[:1]", ["list [array", "2 groups"]),
         ("return [0.0 for r in rewards]", ["group 0", "float 0.0", "4 responses"]),
         ("return [np.zeros(3) for r in rewards]", ["group 0", "[3]", "4 responses"]),
         ("return (np.zeros(4) for r in rewards)", ["generator", "a list"]),
@@ -153,9 +153,9 @@ def test_good_advantage_keeps_its_third_argument(hook):
     [
         ("return (-x.logprobs * x.advantages).mean(), {}", ["shape []", "[5]", "unreduced"]),
         ("return (-x.logprobs * x.advantages).sum(), {}", ["shape []", "unreduced"]),
-        ("return -x.logprobs * x.advantages", ["a tensor of shape [5]", "return loss, {}"]),
+        ("return -x.logprobs * x.advantages", ["Tensor of shape [5]", "return loss, {}"]),
         ("return torch.zeros(2).index_add(0, x.rows, x.logprobs), {}", ["shape [2]", "[inputs.rows]"]),
-        ("return (-x.logprobs * x.advantages)[x.loss_mask], {}", ["shape [4]", "inputs.loss_mask"]),
+        ("return (-x.logprobs * x.advantages)[x.loss_mask], {}", ["shape [4]", "every token"]),
         ("return -x.logprobs.detach() * x.advantages, {}", ["no gradient", "detach"]),
         ("return x.logprobs.detach().numpy(), {}", ["array", "tensor"]),
         ("return (-x.logprobs * x.advantages).bfloat16(), {}", ["bfloat16", "float32"]),
@@ -164,11 +164,11 @@ def test_good_advantage_keeps_its_third_argument(hook):
         ("return -x.logprobs * x.advantages, {'sure': x.logprobs}", ["flag 'sure'", "float32", "bool"]),
         ("return -x.logprobs * x.advantages, {'sure': x.loss_mask.sum() > 1}", ["flag 'sure'", "shape []", "[5]"]),
         ("return -x.logprobs * x.advantages, {'a/b': x.loss_mask}", ["'a/b'", "slash"]),
-        ("return -x.logprobs * x.advantages, x.loss_mask", ["flags", "tensor of shape [5]", "{}"]),
+        ("return -x.logprobs * x.advantages, x.loss_mask", ["flags", "Tensor of shape [5]", "{}"]),
         ("return -x.logprobs * x.advantages - 0.1 * x.entropy, {}", ["inputs.entropy", "needs", "detach()"]),
-        ("return x.logprobs - x.reference_logprobs, {}", ["TypeError", "inputs.reference_logprobs is None", "needs"]),
+        ("return x.logprobs - x.reference_logprobs, {}", ["TypeError", "mine.py line 6", "`needs`"]),
         ("return -x.logprobs * x.advantages.mul_(2), {}", ["inputs.advantages", "in place"]),
-        ("r = x.logprobs.exp() * x.advantages; r.sum().backward(); return r, {}", ["no gradient", "backward()"]),
+        ("r = x.logprobs.exp() * x.advantages; r.sum().backward(); return r, {}", ["RuntimeError", "backward"]),
         ("return None", ["None"]),
     ],
 )
@@ -249,17 +249,6 @@ def test_built_in_functions_are_called_directly():
     assert make_objective(recipe).loss.func.__name__ == "clipped_loss"
 
 
-def test_a_rank_that_skips_too_many_steps_names_the_loss(hook):
-    from dapo.algorithms.objective import clip_objective
-    from dapo.learner.step import PolicyStep
-
-    step = object.__new__(PolicyStep)
-    step.objective = hook("loss", "def f(x):\n    return -x.logprobs * x.advantages, {}")
-    assert "mine:f (algorithm.loss.kind)" in step._move()
-    step.objective = clip_objective(low=0.2, high=0.28)
-    assert "smaller learner.learning_rate" in step._move()
-
-
 READS = """
 def loss(inputs):
     return -inputs.logprobs * inputs.advantages * inputs.extra["late"], {}
@@ -285,12 +274,12 @@ def test_a_loss_reads_the_arrays_that_its_objective_makes(hook):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return None", ["None", "a list of mappings, one for each of 2 responses"]),
-        ("return [{}]", ["1 of them", "one for each of 2 responses"]),
+        ("return None", ["None", "a list of mappings", "one for each of 2 responses"]),
+        ("return [{}]", ["list [{}]", "one for each of 2 responses"]),
         ("return [1 for row in rows]", ["int 1", "a mapping from names to numpy arrays"]),
         ("return [{'late': np.zeros(9)} for row in rows]", ["extra 'late' has the shape [9]", "of 3 (tokens"]),
         ("return [{'late': [1]} for row in rows]", ["extra 'late' is list, expected a numpy array"]),
-        ("return rows[7]", ["IndexError", "extra(rows, seeds)"]),
+        ("return rows[7]", ["IndexError", "mine.py line 12"]),
     ],
 )
 def test_a_maker_of_arrays_returns_one_mapping_for_each_response(hook, body, words):
@@ -312,7 +301,7 @@ def test_arrays_that_are_missing_or_span_other_tokens_are_named(hook):
         objective.extra_tensors([row])
     with pytest.raises(HookError, match=r"extra 'late' has the shape \[3\], expected .* \(span 'sequence'"):
         objective.extra_tensors([replace(row, extra={"late": np.ones(3)})])
-    refused(lambda: objective.loss(loss_inputs()), "inputs.extra holds nothing", "reads={'NAME': 'response'}")
+    refused(lambda: objective.loss(loss_inputs()), "KeyError: 'late'", "`reads`")
 
 
 @pytest.mark.parametrize("source", ["f = g", "f = Objective(g)"])
