@@ -23,6 +23,7 @@ PAGES = [
     "configuration",
     "correction",
     "data",
+    "distillation",
     "dynamic_sampling",
     "engines",
     "environments",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from dapo.types.batch import (
     TokenRow,
     by_response,
 )
-from dapo.types.enums import Disposition, Verdict
+from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.extra import Extra
 from dapo.types.row_parts import cut_row, joined_logprobs, token_rows
 from dapo.types.seeds import EPOCHS, derive_seed
@@ -88,6 +88,8 @@ class Algorithm:
     kl_in_reward: float = 0.0  # coefficient of the KL that is subtracted from shaped rewards
     ratio_against: RatioAgainst = "sampler"
     refresh_every: int | None = None  # training steps after which the reference becomes the policy; None: never
+    teachers: Mapping[str, Of] = field(default_factory=dict)  # who judges the responses of a data source
+    taught_alone: bool = False  # rewards train nothing: every response is learnt from, whatever it is worth
     passes: Passes = Passes()
     entropy_coefficient: float = 0.0  # of the entropy term, where it is fixed
     entropy: EntropyControl | None = None  # what adapts the coefficient; None: it is fixed
@@ -95,8 +97,10 @@ class Algorithm:
     # ------------------------------------------------------------------ a group
 
     def voters(self, group: Group) -> BoolArray:
-        """Scored members, without the truncated ones unless they vote."""
+        """Scored members, without the truncated ones unless they vote. Of a teacher alone all that an engine ended."""
         voters = group.scored()
+        if self.taught_alone:
+            voters = np.array([made.finish is not FinishReason.FAILED for made in group.completions_G])
         return voters if self.truncated_vote else voters & ~group.truncated()
 
     def verdict(self, group: Group) -> Verdict:
@@ -104,7 +108,10 @@ class Algorithm:
         values = np.array(
             [s.values.get(self.metric, np.nan) if s.scored else np.nan for s in group.scores_G], dtype=np.float64
         )
-        return self.judge(values, self.voters(group) & ~np.isnan(values))
+        voters = self.voters(group)
+        verdict = self.judge(values, voters & ~np.isnan(values))
+        teaches = self.taught_alone and verdict is Verdict.TOO_FEW_SCORED and voters.any()
+        return Verdict.KEPT if teaches else verdict
 
     def shape_group(self, group: Group) -> None:
         """Scale rewards and add the length penalty; unscored members stay nan and carry no loss."""
@@ -121,6 +128,8 @@ class Algorithm:
         able = [g for g in groups_P if int(_voters(g).sum()) >= 2 and g.disposition is not Disposition.FILLED]
         for group in groups_P:
             group.advantages_G = np.zeros(len(group.completions_G))
+        if self.taught_alone:
+            return
         given: list[list[Any]] = [[_rewards(g) for g in able], [_voters(g) for g in able]]
         if takes_parts(self.advantages):
             given.append([reward_parts(g) for g in able])
@@ -134,7 +143,7 @@ class Algorithm:
     def loss_masks(self, group: Group) -> list[BoolArray]:
         """Tokens of each response that carry loss: generated, of a voter, not overlong-filtered."""
         voters = self.voters(group)
-        enough = int(voters.sum()) >= 2
+        enough = int(voters.sum()) >= (1 if self.taught_alone else 2)  # a baseline needs two
         masks = []
         for votes, completion in zip(voters.tolist(), group.completions_G, strict=True):
             carries = votes and enough and not (self.overlong_filtering and completion.truncated)
@@ -149,14 +158,22 @@ class Algorithm:
         A KL in the reward compares the reference with the numbers that the ratio runs against. Interpolated ones need
         no forward pass of their own, so the sampler's are taken for them.
         """
-        if not self.needs_reference:
+        if not (self.needs_reference or self.teachers):
             return {}
-        rows = [row for group, index in self._voting(batch.groups_P) for row in token_rows(group, index)]
-        if not rows:
-            return {}
-        if self.kl_in_reward and self.ratio_against == "learner":
-            return {"reference": rows, "policy": rows}
-        return {"reference": rows}
+        asked: dict[Of, list[TokenRow]] = {}
+        for group, index in self._voting(batch.groups_P):
+            for of in self._asked_of(group):
+                asked.setdefault(of, []).extend(token_rows(group, index))
+        return asked
+
+    def _asked_of(self, group: Group) -> Iterator[Of]:
+        """Yield by which weights the tokens of the group's responses are judged."""
+        if self.needs_reference:
+            yield "reference"
+            if self.kl_in_reward and self.ratio_against == "learner":
+                yield "policy"
+        if group.prompt.source in self.teachers:
+            yield self.teachers[group.prompt.source]
 
     def plan(
         self,
@@ -181,8 +198,12 @@ class Algorithm:
         """
         for group in batch.finished:
             self.shape_group(group)
-        found = {of: joined_logprobs(self._voting(batch.groups_P), arrays) for of, arrays in logprobs.items()}
+        found = {
+            of: joined_logprobs([one for one in self._voting(batch.groups_P) if of in self._asked_of(one[0])], arrays)
+            for of, arrays in logprobs.items()
+        }
         references = found.get("reference", {})
+        taught = {key: made for of in set(self.teachers.values()) & found.keys() for key, made in found[of].items()}
         batch.metrics |= self.sum_metrics(batch.groups_P)
         if self.kl_in_reward:
             batch.metrics |= self._subtract_kl(batch.groups_P, references, found.get("policy", {}))
@@ -191,7 +212,7 @@ class Algorithm:
             voting_R = [np.asarray(g.advantages_G)[_voters(g)] for g in batch.groups_P]
             batch.metrics["reward/advantage_clipped"] = _mean(np.isin(_joined(voting_R), self.advantage_range))
         rows_M = [
-            self.rows(groups, traced if epoch == self.passes.epochs - 1 else (), references)
+            self.rows(groups, traced if epoch == self.passes.epochs - 1 else (), references, taught)
             for epoch in range(self.passes.epochs)
             for groups in self.passes.minibatches(batch.groups_P, version + 1, epoch)
         ]
@@ -227,7 +248,11 @@ class Algorithm:
             self.entropy.load(state["entropy"])
 
     def rows(
-        self, groups: Sequence[Group], traced: Collection[int] = (), references: References | None = None
+        self,
+        groups: Sequence[Group],
+        traced: Collection[int] = (),
+        references: References | None = None,
+        taught: References | None = None,
     ) -> list[Row]:
         """Return the rows of one optimizer step over ``groups``, which have advantages; see ``plan``.
 
@@ -238,7 +263,7 @@ class Algorithm:
         masks = [mask for group in groups for mask in self.loss_masks(group)]
         weights_R = self.loss_weights(masks, np.array([group.id for group, _ in members], dtype=np.int64)).tolist()
         prompts = {group.id: group.prompt.token_ids.astype(np.int32) for group in groups}
-        references = references or {}
+        references, taught = references or {}, taught or {}
         rows = []
         for (group, index), mask, weight in zip(members, masks, weights_R, strict=True):
             assert group.advantages_G is not None, "assign_advantages comes first"
@@ -255,6 +280,7 @@ class Algorithm:
                     loss_weight=weight,
                     advantage=float(group.advantages_G[index]),
                     reference_logprobs=references.get((group.id, index)),
+                    teacher_logprobs=taught.get((group.id, index)),
                     traced=group.id in traced,
                     extra=completion.extra,
                 )

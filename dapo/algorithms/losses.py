@@ -33,6 +33,7 @@ class LossInputs:
     num_rows: int
     entropy: Float[Tensor, " tokens"] | None = None  # nats; carries a gradient where the objective needs it
     reference_logprobs: Float[Tensor, " tokens"] | None = None  # of the reference model, where the objective needs it
+    teacher_logprobs: Float[Tensor, " tokens"] | None = None  # nan: no teacher judges the token
     extra: Mapping[str, Tensor] = field(default_factory=dict)  # [tokens, ...] each, as the objective's ``reads`` has it
 
 

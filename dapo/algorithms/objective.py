@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dapo.algorithms.kl import KlEstimator, kl_estimate
 from dapo.algorithms.losses import LossInputs, clipped_loss
+from dapo.algorithms.teacher import TeacherTerm
 from dapo.errors import HookError
 from dapo.types.extra import Extra, Span, of_response
 
@@ -93,6 +94,8 @@ class Objective:
     kl_estimator: KlEstimator = "k3"
     entropy_term: bool = False
     """There is an entropy term as well; its coefficient comes with each step, since it may adapt."""
+    teacher: TeacherTerm | None = None
+    """What log-probabilities of a teacher do; None: there is none."""
 
     @property
     def entropy(self) -> Literal["value", "gradient"]:
@@ -124,12 +127,15 @@ class Objective:
         return found
 
     def terms(self, inputs: LossInputs, entropy_coefficient: float = 0.0) -> Tensor | None:
-        """``kl_coefficient`` KL - ``entropy_coefficient`` H of every token [tokens], to be added to L under the same
-        weights, whatever the advantage; 0 where no loss is carried. None where there is neither term.
+        """``kl_coefficient`` KL - ``entropy_coefficient`` H of every token [tokens], and a teacher's term.
+
+        They are added to L under the same weights, whatever the advantage; 0 where no loss is carried. None: there is
+        no term.
         """
+        taught = None if self.teacher is None else self.teacher.loss(inputs)
         if not (self.kl_coefficient or self.entropy_term):
-            return None
-        total = torch.zeros_like(inputs.logprobs)
+            return taught
+        total = torch.zeros_like(inputs.logprobs) if taught is None else taught
         if self.kl_coefficient:
             assert inputs.reference_logprobs is not None, "`needs` has it"
             # masked before, so that not even a nan where no loss is carried reaches the gradient
@@ -153,13 +159,18 @@ def clip_objective(
 
 
 def with_terms(
-    objective: Objective, *, kl_coefficient: float = 0.0, kl_estimator: KlEstimator = "k3", entropy: bool = False
+    objective: Objective,
+    *,
+    kl_coefficient: float = 0.0,
+    kl_estimator: KlEstimator = "k3",
+    entropy: bool = False,
+    teacher: TeacherTerm | None = None,
 ) -> Objective:
-    """Return the objective with a KL term (if the coefficient is not 0) and an entropy term added to its loss.
+    """Return the objective with a KL term (if the coefficient is not 0), an entropy term and a teacher added.
 
-    Rows without any advantage have a gradient then, since both terms act on them.
+    Rows without any advantage have a gradient then, since all of these act on them.
     """
-    if not (kl_coefficient or entropy):
+    if not (kl_coefficient or entropy or teacher):
         return objective
     of_kl: list[Need] = ["reference"] if kl_coefficient else []
     of_entropy: list[Need] = ["entropy"] if entropy else []
@@ -170,4 +181,5 @@ def with_terms(
         kl_coefficient=kl_coefficient,
         kl_estimator=kl_estimator,
         entropy_term=entropy,
+        teacher=teacher,
     )

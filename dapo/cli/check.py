@@ -28,6 +28,7 @@ from dapo.cli.check_memory import (
     load_tokenizer_and_facts,
     memory_lines,
     size_text,
+    to_stderr,
 )
 from dapo.cli.check_ranks import publish_lines
 from dapo.cli.check_rows import row_lines
@@ -35,6 +36,7 @@ from dapo.cli.check_screen import DOUBTS, GRAVE, HERE, LEFT_OUT, NOT_HERE_TITLE,
 from dapo.cli.check_sft import look_at_examples
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
+from dapo.config.check_teacher import taught_alone, teachers
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.faults import brief
@@ -119,10 +121,12 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
     from dapo.run.episodes import start_environment
     from dapo.run.fits import check_engine_fits, check_fits
     from dapo.run.reinforcement import longest_sequence
+    from dapo.run.teachers import read_teachers
 
     add = sections.add
     algorithm = import_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
+    judges = read_teachers(recipe, tokenizer, to_stderr, weights=False)
     playing = start_environment(recipe, tokenizer, workers=1, output=None)
     try:
         if playing is None:
@@ -133,7 +137,8 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
     finally:
         if playing is not None:
             playing.close()
-    check_fits(recipe, facts, data)
+    for each, of_each in ((recipe, facts), *judges):
+        check_fits(each, of_each, data)
     unasked = check_engine_fits(recipe, facts, tokenizer, longest_sequence(recipe, data))
     add("data", data.report.lines(), shown=lambda line: not line.startswith("overlap"))
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
@@ -383,6 +388,16 @@ def _terms(recipe: Recipe) -> Iterator[str]:
         start = "the model without its adapter" if adapter else "the model that the run begins with"
         since = f"the policy as of every {refreshed} training steps" if refreshed else start
         yield f"KL: {what}, coefficient {a.kl_coefficient:g}; the reference is {since}, one more forward pass a step"
+    of_sources: dict[str, list[str]] = {}
+    for source, path in teachers(recipe).items():
+        of_sources.setdefault(path, []).append(source)
+    for path, sources in of_sources.items():
+        what = "an advantage of each token" if a.teacher.term == "advantage" else f"{a.teacher.estimator}, in the loss"
+        beside = "alone: no reward has a weight" if taught_alone(recipe) else "beside the rewards"
+        yield (
+            f"teacher of {', '.join(sources)}: {path}, as {what}, coefficient {a.teacher.coefficient:g}, {beside}; one "
+            "forward pass of the teacher a step"
+        )
     control = a.entropy_control
     if control.target is not None:
         yield (

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo.cli.check_ranks import gathered_numbers
 from dapo.config import Recipe
+from dapo.config.check_teacher import teachers
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.models.memory import LayerSizes, activation_bytes, forward_bytes, graph_bytes, head_bytes
 from dapo.types.model import ModelFacts
+from dapo.words import counted
 
 _GIB = 1024**3
 LARGE = 10**8  # parameters from which a card is asked about; below, a step costs what its many small launches cost
@@ -33,6 +34,7 @@ class Memory:
     engine: int  # weights of the engine's own: a copy, or the embedded engine's fused matrices
     cache: int  # keys and values; on a card of the embedded engine also what drawing a token of each slot takes
     reference: int = 0  # frozen values of the trained parameters
+    teachers: int = 0  # weights of the models that judge the policy's tokens
     held: int = 0  # of engine and cache, what stays while the learner works
     gathered: int = 0  # of other ranks' slices, and their gradients, while the learner works
     apart: bool = False  # the engine's device is no rank's
@@ -43,7 +45,7 @@ class Memory:
     @property
     def resident(self) -> int:
         """Always there."""
-        return self.weights + self.optimiser + self.reference
+        return self.weights + self.optimiser + self.reference + self.teachers
 
     @property
     def learning(self) -> int:
@@ -62,26 +64,14 @@ class Memory:
 
 
 def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
-    """Return the model's tokenizer and sizes, without its weights.
+    """Return what ``dapo.run.model.tokenizer_and_facts`` does; what it says goes to stderr."""
+    from dapo.run.model import tokenizer_and_facts
 
-    Raises:
-        ModelError: neither a folder nor a hub name that can be reached.
-    """
-    from dapo.models.builtin import is_builtin
-    from dapo.models.facts import read_facts
-    from dapo.models.tiny import make_tiny_model
-    from dapo.run.model import check_model_path, make_tokenizer, with_folder
+    return tokenizer_and_facts(recipe, to_stderr)
 
-    check_model_path(recipe.model.path, weights=False)
-    recipe = with_folder(recipe, lambda note: print(note, file=sys.stderr, flush=True))
-    model = recipe.model
-    tokenizer = make_tokenizer(model, recipe.data.chat_template)
-    if not is_builtin(model.path):
-        facts = read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)
-        return tokenizer, facts
-    with tempfile.TemporaryDirectory() as folder:
-        make_tiny_model(folder, heads=2)
-        return tokenizer, replace(read_facts(folder, model.dtype, tokenizer=tokenizer), name=model.path)
+
+def to_stderr(note: str) -> None:
+    print(note, file=sys.stderr, flush=True)
 
 
 def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int, pass_tokens: int | None = None) -> Memory:
@@ -124,6 +114,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int, pass
     held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache + graphs
     whole = Memory(
         reference=learner.reference,
+        teachers=learner.teachers,
         weights=learner.weights,
         gradients=learner.gradients,
         optimiser=learner.optimiser,
@@ -244,6 +235,7 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
         gradients=slices,
         optimiser=here * -(-moments(recipe, facts) // parts),
         reference=slices if whole.reference else 0,
+        teachers=-(-whole.teachers // parts),
         gathered=(gathered * size + trained * (size + 4)) if adapter else gathered * (size + 4),
         engine=whole.engine // devices,
         cache=whole.cache // devices,
@@ -319,6 +311,9 @@ def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[
             "the rank's part of the reference for the KL",
         )
         yield f"{whole if ranks == 1 else part}: {where}"
+    if taught := len(set(teachers(recipe).values())):
+        where = "in the CPU's memory" if recipe.algorithm.teacher.offload else size_text(memory.teachers)
+        yield f"{counted(taught, 'teacher')}{'' if ranks == 1 else ', the part of a rank'}: {where}"
 
 
 def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:

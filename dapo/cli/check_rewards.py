@@ -74,6 +74,8 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
 
     if recipe.scorer is not None:
         return Trial(lines=[f"not tried: {recipe.scorer} scores the responses"])
+    if not recipe.rewards:
+        return Trial(lines=["none: a teacher alone trains (algorithm.teacher)"])
     by_source: dict[str, list[Prompt]] = {}
     for prompt in (p for prompts in [data.train, *data.validation.values()] for p in prompts):
         by_source.setdefault(prompt.source, []).append(prompt)

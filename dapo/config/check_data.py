@@ -46,13 +46,11 @@ def check_rewards(r: Recipe) -> Broken:
         names = Counter(w.name for w in r.rewards if w.sources is None or source in w.sources)
         for name in (n for n, count in names.items() if count > 1):
             yield "rewards", f"{names[name]} rewards called `{name}` score `{source}`; give each its own name"
-        if "accuracy" not in names:
+        if "accuracy" not in names and r.rewards:
             yield (
                 "rewards",
                 f"none that scores `{source}` is called `accuracy`, which the keep rule and evaluation read",
             )
-    if all(reward.weight == 0 for reward in r.rewards):
-        yield "rewards", "every weight is 0, so every reward is 0; give at least one a weight"
     for n, reward in enumerate(r.rewards):
         key = f"rewards.{n}"
         wrong = reward_name_problem(reward.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
+from dapo.config.check_teacher import taught_alone
 from dapo.config.deployment import Deployment
 from dapo.config.faults import Broken
 from dapo.config.reward_range import fitting, overflow, weights_said
@@ -87,7 +88,7 @@ def _batch(r: Recipe) -> Broken:
 
 
 def _group(r: Recipe) -> Broken:
-    if r.rollout.group_size > 1:
+    if r.rollout.group_size > 1 or taught_alone(r):
         return
     advantage, sampling = r.algorithm.advantage, r.algorithm.dynamic_sampling
     key = "rollout.group_size"
@@ -103,7 +104,7 @@ def _dynamic_sampling(r: Recipe) -> Broken:
     where = "algorithm.dynamic_sampling"
     names = {reward.name for reward in r.rewards}
     may_name_more = any(reward.kind in ("function", "service", "code") for reward in r.rewards)  # dicts of numbers
-    if d.metric not in names and not may_name_more:
+    if d.metric not in names and not may_name_more and r.rewards:
         known = ", ".join(f"`{n}`" for n in sorted(names))
         yield f"{where}.metric", f"no reward of that name; there are {known}"
     if d.band is not None and not d.band[0] < d.band[1]:

@@ -103,6 +103,13 @@ PRESETS: dict[str, Sparse] = {
     "gdpo": {  # arXiv 2601.05242
         "algorithm": {**_GRPO, "advantage": {"kind": "gdpo", "ddof": 1, "eps": 1e-4}},
     },
+    "distillation": {  # on-policy, arXiv 2306.13649: reverse KL of every token, whatever the response is worth
+        "algorithm": {
+            "dynamic_sampling": {"mode": "off"},
+            "overlong_punishment": _OFF,
+            "overlong_filtering": False,
+        },
+    },
     "scalerl-loss": {
         "model": {"fp32_head": True},
         "algorithm": {

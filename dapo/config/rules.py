@@ -16,6 +16,7 @@ from dapo.config.check_programs import check_programs
 from dapo.config.check_sft import check_sft
 from dapo.config.check_slurm import check_slurm
 from dapo.config.check_stopping import check_stopping
+from dapo.config.check_teacher import check_teacher
 from dapo.config.checks import RULES as OF_ALL_SECTIONS
 from dapo.config.counts import check_gpus
 from dapo.config.faults import Problem
@@ -38,6 +39,7 @@ _RULES = (
     check_slurm,
     check_gpus,
     check_sft,
+    check_teacher,
     check_unread,
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from dapo.config.check_data import CHAT_ONLY, ENVIRONMENT
+from dapo.config.check_teacher import taught_alone
 from dapo.config.checks import ratio_against
 from dapo.config.deployment import Deployment
 from dapo.config.faults import Broken
@@ -238,6 +239,9 @@ def _loss(r: Recipe) -> Readers:
     yield with_kl, _below("algorithm", "kl_estimator kl_in_reward"), none
     yield with_kl or ":" in kind, ["algorithm.reference"], none
     yield not a.kl_in_reward, ["algorithm.kl_estimator"], "algorithm.kl_in_reward is true: there it is k1"
+    of_rewards = _below("algorithm", "reward_scaling advantage advantage_norm advantage_clip truncated_factor")
+    yield not taught_alone(r), of_rewards, "no reward has a weight, and the teacher trains alone"
+    yield a.teacher.term == "loss", ["algorithm.teacher.estimator"], "algorithm.teacher.term is advantage"
     control, adapts = "algorithm.entropy_control", a.entropy_control.target is not None
     yield adapts, _below(control, "delta min max"), f"{control}.target is null"
     sampler = "the ratio runs against the sampler's log-probabilities"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from dapo.config.check_teacher import teachers
 from dapo.config.checks import (
     correction_kind,
     kl_in_loss,
@@ -72,6 +73,17 @@ def _loss(r: Recipe) -> Iterator[str]:
             "algorithm.kl_estimator: k1 as a term of the loss has no expected gradient on the policy's own samples: "
             "its value is the KL and its gradient that of log p, which averages to zero. Take k2 (the gradient of "
             "KL(policy, reference)) or k3, or algorithm.kl_in_reward=true"
+        )
+    taught = r.algorithm.teacher
+    if teachers(r) and taught.term == "loss" and taught.estimator == "k1":
+        yield (
+            "algorithm.teacher.estimator: k1 as a term of the loss has no expected gradient on the student's own "
+            "samples: take k2, or term: advantage, which is k1 with a gradient"
+        )
+    if r.model.path in teachers(r).values():
+        yield (
+            "algorithm.teacher is the model that training begins with: at the start both agree, and the teacher then "
+            "pulls the student back, as algorithm.kl_coefficient does"
         )
     one_minibatch = (r.learner.minibatch_prompts or r.rollout.prompts_per_step) >= r.rollout.prompts_per_step
     one_step = one_minibatch and r.learner.epochs_per_rollout == 1

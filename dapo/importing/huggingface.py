@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dapo.importing import common
+from dapo.importing import common, teacher
 from dapo.importing.common import DS, FIX, LOSS
 from dapo.importing.reading import Reading, SourceValue
 
@@ -70,6 +70,7 @@ def convert_swift(r: Reading) -> None:
         r.say("where groups are missing ms-swift draws a whole new batch; here so many groups as are missing are drawn")
     else:
         common.no_filter(r, on)
+    teacher.swift(r)
     _swift_correction(r)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dapo.importing import common
+from dapo.importing import common, teacher
 from dapo.importing.common import DS, FIX, LEN, LOSS
 from dapo.importing.reading import Reading, SourceValue
 
@@ -24,7 +24,8 @@ def convert(r: Reading) -> None:
     _loss(r)
     _sampling(r)
     _rewards(r)
-    _advantage(r)
+    if not teacher.nemo(r):
+        _advantage(r)
     _running(r)
     _optimiser(r)
     megatron = r.flag("policy.megatron_cfg.enabled", default=False).value

@@ -7,6 +7,9 @@ import re
 from dapo.errors import RecipeError
 from dapo.importing.contents import SourceFile
 
+_DISTILLATION = (
+    "distillation of another form. Here `algorithm.teacher` judges the sampled tokens (docs/distillation.md)"
+)
 _METHODS = {
     "sft": "supervised fine-tuning. `dapo sft` trains on given answers (docs/base_to_trained.md)",
     "pt": "pretraining",
@@ -20,9 +23,9 @@ _METHODS = {
     "rw": "a reward model",
     "reward": "a reward model",
     "rloo": "RLOO by a trainer with defaults of its own. The advantage is algorithm.advantage.baseline: leave_one_out",
-    "gkd": "distillation",
-    "distillation": "distillation",
-    "distill": "distillation",
+    "gkd": _DISTILLATION,
+    "distillation": _DISTILLATION,
+    "distill": _DISTILLATION,
     "generate": "a run that trains nothing",
     "eval": "a run that trains nothing",
 }

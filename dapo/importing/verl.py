@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dapo.importing import common
+from dapo.importing import common, teacher
 from dapo.importing.common import DS, FIX, LOSS
 from dapo.importing.reading import Reading, SourceValue
 
@@ -24,6 +24,7 @@ def convert(r: Reading) -> None:
     _sampling(r, prompts)
     _length(r)
     _advantage(r)
+    teacher.verl(r)
     _running(r)
     _optimiser(r)
     _adapter(r)

@@ -80,12 +80,16 @@ class LearnerDriver:
         """Ask for the log-probability of every response token under the present weights, in the order of ``rows``.
 
         Raises:
-            LearnerError: by ``result``: of a reference, where there is none.
+            LearnerError: by ``result``: of a reference or a teacher, where there is none.
         """
         facts = self._facts
         ranks = self.workers.ranks // self._sharing
         planned = plan_passes(
-            rows, facts.microbatch_tokens, ranks=ranks, packed=facts.packed, attention=facts.attention
+            rows,
+            facts.microbatch_tokens,
+            ranks=ranks,
+            packed=facts.packed and of not in facts.padded,
+            attention=facts.attention,
         )
         check_in_step(planned)
         own = [sorted(number for one in passes for number in one.rows) for passes in planned]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,19 +20,18 @@ from dapo.algorithms.correction import OffPolicyMask, tokens_corrected
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.algorithms.variants.a3po import interpolated_logprobs
-from dapo.errors import LearnerError, first_line
-from dapo.learner.determinism import deterministic_algorithms
+from dapo.errors import LearnerError
 from dapo.learner.experts import expert_routes
+from dapo.learner.forward import FILLER, ForwardPasses, by_row
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.plan import Minibatch
 from dapo.learner.reference_policy import Reference
 from dapo.learner.step_metrics import Rated, TokenRecord, corrections
+from dapo.learner.teacher import Teacher
 from dapo.metrics.stats import Stats, merge, stat
 from dapo.models.loaded import LoadedModel
-from dapo.models.packing import PackedBatch, pack, pad
-from dapo.models.policy import Policy
-from dapo.models.positions import check_positions
-from dapo.types.batch import BoolArray, FloatArray, Of, RatioAgainst, Row, TokenRow, by_response
+from dapo.models.packing import PackedBatch
+from dapo.types.batch import BoolArray, FloatArray, Of, RatioAgainst, Row, by_response
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not; sharding imports slowly
     from dapo.config import schema
@@ -42,7 +42,7 @@ Correction = Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | 
 ``OffPolicyMask`` takes the present log-probabilities instead of the old ones, and the advantage."""
 
 
-class PolicyStep:
+class PolicyStep(ForwardPasses):
     """The maths of one rank over its part of the rows.
 
     Args:
@@ -54,6 +54,7 @@ class PolicyStep:
         reference: The recipe's ``algorithm.reference`` where a reference is needed; the weights at hand become it.
         sharding: Of the model, which other ranks hold parts of; None: all of it is here.
         starts: Float32 numbers of the model's files, by parameter (``dapo.models.read.float32_weights``).
+        teachers: Frozen models that judge its tokens, by what ``Of`` calls them.
     """
 
     def __init__(
@@ -66,11 +67,10 @@ class PolicyStep:
         reference: schema.ReferenceSection | None = None,
         sharding: Sharding | None = None,
         starts: Mapping[str, Tensor] | None = None,
+        teachers: Mapping[Of, Teacher] | None = None,
     ) -> None:
-        self.loaded, self.objective, self.settings = loaded, objective, settings
-        self.temperature, self.correction = temperature, correction
-        self.sharding = sharding
-        self.policy = Policy(loaded) if sharding is None else sharding.policy
+        super().__init__(loaded, settings, temperature, sharding)
+        self.objective, self.correction, self.teachers = objective, correction, teachers or {}
         self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings, starts)
         self.reference = None if reference is None else Reference(loaded, reference)
         self.experts = expert_routes(loaded, settings.router_replay)
@@ -84,22 +84,26 @@ class PolicyStep:
         return corrects or not self.objective.by_token
 
     @contextmanager
-    def under(self, of: Of) -> Iterator[None]:
-        """Whose weights the passes inside compute with.
+    def under(self, of: Of) -> Iterator[ForwardPasses]:
+        """Yield what computes by these weights inside.
 
         Raises:
-            LearnerError: there is no reference.
+            LearnerError: there is no reference, or no such teacher.
         """
         if of == "policy":
-            yield
+            yield self
             return
-        if self.reference is None:
+        if of in self.teachers:
+            with self.teachers[of].at_work() as teacher:
+                yield teacher
+            return
+        if self.reference is None or of != "reference":
             raise LearnerError(
-                "log-probabilities of the reference were asked for, and this learner was made without one: set "
-                "algorithm.kl_coefficient, or take a loss that needs none"
+                f"log-probabilities of {of} were asked for, and this learner was made without one: set "
+                "algorithm.kl_coefficient or algorithm.teacher, or take a loss that needs none"
             )
         with self.reference.in_place():
-            yield
+            yield self
             self.release()
 
     def minibatch(
@@ -130,25 +134,6 @@ class PolicyStep:
             )
         self.release()
         return merge(parts)
-
-    def release(self) -> None:
-        """Drop gathered parameters: call it after the last pass before weights change, since they are stale then."""
-        if self.sharding is not None:
-            self.sharding.release()
-
-    def logprobs(self, rows: Sequence[TokenRow], *, learning: bool = False) -> list[FloatArray]:
-        """Log-probability of every response token of one pass under the present weights, in the order of ``rows``.
-
-        ``learning``: they are those of the training step's rows before its updates.
-        """
-        batch = self._batch(rows)
-        routed = self._routed(batch, training=False) if learning else nullcontext()
-        with self._computing(batch), routed, torch.no_grad():
-            logprobs, _ = self.policy(batch, self.temperature, "none")
-        found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(rows)
-        for number, part in zip(batch.order, _by_row(logprobs, batch), strict=True):
-            found[number] = part.astype(np.float32)
-        return found
 
     def forward_backward(
         self,
@@ -191,6 +176,8 @@ class PolicyStep:
             rated = self._rated(rows, batch, logprobs, ratio_against, old_logprobs, record.version)
             mask = np.concatenate([r.row.loss_mask for r in rated])
             inputs = _inputs(rated, mask, batch, logprobs, entropy, self.objective)
+            if self.objective.teacher is not None:
+                inputs = replace(inputs, advantages=self.objective.teacher.advantages(inputs))
             loss, flags = self.objective.loss(inputs)
             weights = np.where(mask, _spread([r.row.loss_weight for r in rated], batch.lengths), np.float32(0))
             weighted = torch.where(inputs.loss_mask, _tensor(weights * corrections(rated), logprobs) * loss, 0.0)
@@ -204,29 +191,12 @@ class PolicyStep:
         # It reads what was computed, and waits for it: a card has been given the backward pass by now.
         record.add(rated, logprobs, entropy, weighted, flags)
 
-    @contextmanager
-    def _computing(self, batch: PackedBatch) -> Iterator[None]:
-        """Compute deterministically if the recipe asks for it, and name what to change if the device has too little
-        memory."""
-        try:
-            with deterministic_algorithms() if self.settings.deterministic else nullcontext():
-                yield
-        except torch.OutOfMemoryError as error:
-            tokens = batch.input_ids.numel()
-            raise LearnerError(
-                f"the device has too little memory for a pass of {tokens:,} tokens ({first_line(error)}): lower "
-                f"learner.microbatch_tokens (now {self.settings.microbatch_tokens:,}), which changes no gradient, or "
-                "set model.activation_checkpointing=full; `dapo check` estimates both. The weights are those of the "
-                "last optimiser step"
-            ) from error
-
     def _routed(self, batch: PackedBatch, *, training: bool) -> AbstractContextManager[None]:
         return nullcontext() if self.experts is None else self.experts.following(batch, training=training)
 
     def empty_pass(self, *, backward: bool = True) -> None:
         """Go through the model with one token that carries no loss: other ranks have rows in this pass."""
-        one = np.zeros(1, dtype=np.int64)
-        batch = self._batch([TokenRow(0, one, one)])
+        batch = self._batch([FILLER])
         with self._computing(batch), torch.set_grad_enabled(backward):
             logprobs, _ = self.policy(batch, self.temperature, self.objective.entropy)
             if backward:
@@ -257,13 +227,6 @@ class PolicyStep:
             ]
         )
 
-    def _batch(self, rows: Sequence[TokenRow]) -> PackedBatch:
-        longest = max(len(row.prompt_ids) + len(row.token_ids) - 1 for row in rows)
-        check_positions(self.loaded.name, self.loaded.exact_positions, longest)
-        if self.loaded.packed:
-            return pack(rows, self.loaded.device)
-        return pad(rows, self.loaded.device, self.loaded.pad_token_id)
-
     def _rated(
         self,
         rows: Sequence[Row],
@@ -281,7 +244,7 @@ class PolicyStep:
         if ratio_against == "sampler":
             olds: Sequence[FloatArray] = [row.sampler_logprobs for row in chosen]
         elif old_logprobs is None:
-            olds = _by_row(logprobs, batch)
+            olds = by_row(logprobs, batch)
         else:
             olds = [old_logprobs[number] for number in batch.order]
         if ratio_against == "interpolated":
@@ -291,7 +254,7 @@ class PolicyStep:
             ]
         if self.correction is None:
             return [Rated(row, old, None) for row, old in zip(chosen, olds, strict=True)]
-        present = _by_row(logprobs, batch) if isinstance(self.correction, OffPolicyMask) else olds
+        present = by_row(logprobs, batch) if isinstance(self.correction, OffPolicyMask) else olds
         return _corrected(chosen, olds, present, self.correction)
 
 
@@ -362,6 +325,7 @@ def _inputs(
         num_rows=num_responses,
         entropy=entropy,
         reference_logprobs=_tokens(reference, logprobs) if "reference" in objective.needs else None,
+        teacher_logprobs=_tokens([row.teacher_or_nan() for row in rows], logprobs) if objective.teacher else None,
         extra={name: values.to(logprobs.device) for name, values in objective.extra_tensors(rows).items()},
     )
 
@@ -388,9 +352,3 @@ def _tokens(arrays: Sequence[NDArray], like: Tensor) -> Tensor:
 
 def _tensor(array: NDArray, like: Tensor) -> Tensor:
     return torch.from_numpy(array).to(like)
-
-
-def _by_row(values: Tensor, batch: PackedBatch) -> list[NDArray]:
-    """Values of all response tokens, cut into rows of the batch."""
-    parts: list[NDArray] = np.split(values.detach().float().cpu().numpy(), np.cumsum(batch.lengths)[:-1])
-    return parts

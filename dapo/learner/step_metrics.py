@@ -104,6 +104,9 @@ class TokenRecord:
             reference_gaps=log_ratio(np.concatenate(references)[mask], logprobs)
             if len(references) == len(rows)
             else None,
+            teacher_gaps=_teacher_gaps(rows, mask, logprobs)
+            if any(row.teacher_logprobs is not None for row in rows)
+            else None,
         )
 
     def _corrected(self) -> BoolArray:
@@ -156,3 +159,10 @@ class TokenRecord:
 def _numpy(tensor: Tensor) -> NDArray:
     array: NDArray = tensor.detach().cpu().numpy()
     return array
+
+
+def _teacher_gaps(rows: Sequence[Row], mask: BoolArray, logprobs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log teacher - log policy of the tokens that a teacher judged; ``logprobs`` are those of ``mask``."""
+    theirs = np.concatenate([row.teacher_or_nan() for row in rows])[mask]
+    judged = ~np.isnan(theirs)
+    return log_ratio(theirs[judged], logprobs[judged])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,12 @@ from dapo.algorithms.objective import Objective
 from dapo.errors import LearnerError
 from dapo.learner.balance import attention_of
 from dapo.learner.checkpoint import CheckpointPart
+from dapo.learner.forward import FILLER, ForwardPasses
 from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.learner.step_metrics import Rated, TokenRecord
+from dapo.learner.teacher import Teacher
 from dapo.metrics.stats import Stats, merge, stat
 from dapo.models.adapter import (
     adapter_parts,
@@ -71,6 +73,7 @@ class WorkerFacts:
     whole_responses: bool = False  # a pass needs all parts of a response
     machine: str = ""
     context_parallel: int = 1  # neighbouring ranks that share each row: all of them get the same rows
+    padded: tuple[Of, ...] = ()  # teachers whose rows cannot be packed
 
 
 class Worker:
@@ -99,11 +102,12 @@ class Worker:
             zero_advantage_is_free=self.step.objective.zero_advantage_is_free,
             attention=attention_of(facts_of(self.loaded)),
             names=tuple(self._tensors()),
-            notes=self.loaded.notes,
+            notes=(*self.loaded.notes, *(note for one in self.step.teachers.values() for note in one.loaded.notes)),
             process=os.getpid(),
             whole_responses=self.step.whole_responses,
             machine=os.uname().nodename,
             context_parallel=1 if self.loaded.unit is None else self.loaded.unit.size,
+            padded=tuple(name for name, teacher in self.step.teachers.items() if not teacher.loaded.packed),
         )
 
     def learn(self, step: RankStep) -> tuple[Stats, list[list[TokenTrace]]]:
@@ -156,10 +160,10 @@ class Worker:
         Of workers that share rows only the first one answers with them.
 
         Raises:
-            LearnerError: of a reference, where there is none.
+            LearnerError: of a reference or a teacher, where there is none.
         """
-        with self.step.under(of):
-            found = self._logprobs(rows, passes)
+        with self.step.under(of) as model:
+            found = _logprobs(model, rows, passes)
         give_back()
         return found if self._speaks_of_rows else []
 
@@ -243,19 +247,6 @@ class Worker:
         """Whether no other worker that has the same rows comes before it."""
         return self.loaded.unit is None or self.loaded.unit.place == 0
 
-    def _logprobs(
-        self, rows: Sequence[TokenRow], passes: Sequence[Pass], *, learning: bool = False
-    ) -> list[FloatArray]:
-        found: dict[int, FloatArray] = {}
-        for planned in passes:
-            if planned.rows:
-                logprobs = self.step.logprobs([rows[n] for n in planned.rows], learning=learning)
-                found.update(zip(planned.rows, logprobs, strict=True))
-            else:
-                self.step.empty_pass(backward=False)
-        self.step.release()
-        return [found[number] for number in range(len(rows))]
-
     def _old_logprobs(self, step: RankStep) -> list[list[FloatArray] | None]:
         """Return the log-probabilities of each minibatch's rows before the first step.
 
@@ -266,7 +257,7 @@ class Worker:
         first = step.minibatches[: len(step.minibatches) // step.epochs]
         if len(first) == 1:
             return [None]
-        return [None if work is None else self._logprobs(work.rows, work.passes, learning=True) for work in first]
+        return [None if work is None else _logprobs(self.step, work.rows, work.passes, learning=True) for work in first]
 
     def _merge_error(self) -> float:
         """Return that of the rows of all ranks together."""
@@ -287,6 +278,20 @@ class Worker:
             return checksum(part, dtype) if self.rank == 0 else 0
         first, _ = own_rows(tensor)
         return checksum(part, dtype, first=first * int(np.prod(tensor.shape[1:]))) if self.rank < self._shards else 0
+
+
+def _logprobs(
+    model: ForwardPasses, rows: Sequence[TokenRow], passes: Sequence[Pass], *, learning: bool = False
+) -> list[FloatArray]:
+    found: dict[int, FloatArray] = {}
+    for planned in passes:
+        if planned.rows:
+            logprobs = model.logprobs([rows[n] for n in planned.rows], learning=learning)
+            found.update(zip(planned.rows, logprobs, strict=True))
+        else:
+            model.logprobs([FILLER])
+    model.release()
+    return [found[number] for number in range(len(rows))]
 
 
 # ---------------------------------------------------------------------- one of several
@@ -337,20 +342,42 @@ def make_worker(
     *,
     device: torch.device,
     seed: int = 0,
+    teachers: Mapping[Of, schema.Model] | None = None,
+    offload: bool = False,
 ) -> Worker:
-    """Read this rank's part of the model; the rank has joined the others. ``seed``: of an adapter's random start.
+    """Read this rank's part of the model and of its teachers; the rank has joined the others.
+
+    ``seed``: of an adapter's random start. ``offload``: teachers stay in the processor's memory.
 
     Raises:
-        ModelError: the model cannot be loaded, or not be cut over ranks.
+        ModelError: a model cannot be loaded, or not be cut over ranks.
     """
+    loaded, sharding = _part(place, place.shape, model, device, seed)
+    own = {}
+    for name, theirs in (teachers or {}).items():
+        shape = replace(place.shape, cpu_offload=offload and device.type != "cpu")
+        other, cut = _part(place, shape, theirs, device, seed, frozen=True)
+        own[name] = Teacher(other, settings, temperature, cut)
+    step = PolicyStep(loaded, objective, settings, temperature, correction, reference, sharding, teachers=own)
+    return Worker(step)
+
+
+def _part(
+    place: RankPlace, shape: Shape, model: schema.Model, device: torch.device, seed: int, *, frozen: bool = False
+) -> tuple[LoadedModel, Sharding]:
+    """Read this rank's part of a model; one that is ``frozen`` keeps the type that it computes in."""
     made: list[Sharding] = []
 
     def spread(loaded: LoadedModel) -> Inside:
+        loaded.model.requires_grad_(not frozen)
         start = _with_adapter(loaded, model, seed)
-        sharding = Sharding(loaded, place.shape.mesh(device), place.shape)
+        for parameter in loaded.model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(loaded.dtype)
+        sharding = Sharding(loaded, shape.mesh(device), shape)
         made.append(sharding)
-        loaded.unit = join_unit(place.shape.context_parallel, place.timeout)
-        give_memory(loaded.model, torch.device("cpu") if place.shape.cpu_offload else device)
+        loaded.unit = join_unit(shape.context_parallel, place.timeout)
+        give_memory(loaded.model, torch.device("cpu") if shape.cpu_offload else device)
         read_weights_of(model.path, loaded.model, loaded.dtype, trust_remote_code=model.trust_remote_code)
         check_buffers(model.path, loaded.model, loaded.dtype, trust_remote_code=model.trust_remote_code)
         begin_adapter(loaded.model, start, loaded.dtype)
@@ -366,7 +393,7 @@ def make_worker(
         activation_checkpointing=model.activation_checkpointing,
         spread=spread,
     )
-    return Worker(PolicyStep(loaded, objective, settings, temperature, correction, reference, made[0]))
+    return loaded, made[0]
 
 
 def _with_adapter(loaded: LoadedModel, model: schema.Model, seed: int) -> dict[str, Tensor]:
@@ -379,9 +406,6 @@ def _with_adapter(loaded: LoadedModel, model: schema.Model, seed: int) -> dict[s
         return {}
     start = add_adapter(loaded.model, model.lora, name=model.path, seed=seed)
     loaded.adapter = True
-    for parameter in loaded.model.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(loaded.dtype)
     return start
 
 

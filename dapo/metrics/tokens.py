@@ -40,6 +40,7 @@ class LossTokens:
     )  # learner - sampler; None where the weights moved since, and it could not be told from learning
     flags: Mapping[str, Bools] = field(default_factory=dict)
     reference_gaps: Float64 | None = None  # log reference - log policy, bounded as in the losses; None: no reference
+    teacher_gaps: Float64 | None = None  # log teacher - log policy of the tokens that a teacher judged, as above
 
 
 Formula = Callable[[LossTokens], "Float64 | Bools | None"]
@@ -191,4 +192,32 @@ def _gaps() -> Iterator[TokenMetric]:
         )
 
 
-TOKEN_METRICS: tuple[TokenMetric, ...] = (*_policy(), *_clipped(), *_gaps())
+def _teacher() -> Iterator[TokenMetric]:
+    """Yield metrics of the tokens that a teacher judged."""
+
+    def over(of: Callable[[Float64], Float64]) -> Formula:
+        return lambda tokens: None if tokens.teacher_gaps is None else of(tokens.teacher_gaps)
+
+    yield TokenMetric(
+        Metric(
+            "teacher/kl",
+            NATS,
+            "Mean log p_student - log p_teacher over the tokens with loss that a teacher judged: it estimates "
+            "KL(student, teacher) of a token.",
+            "lower",
+        ),
+        over(lambda gaps: -gaps),
+    )
+    yield TokenMetric(
+        Metric(
+            "teacher/agree",
+            SHARE,
+            "Mean of min(1, p_teacher / p_student) over these tokens: it estimates the probability that both models "
+            "share, 1 less their total variation distance. 1: they are equal.",
+            "higher",
+        ),
+        over(lambda gaps: _exp(gaps.clip(max=0.0))),
+    )
+
+
+TOKEN_METRICS: tuple[TokenMetric, ...] = (*_policy(), *_clipped(), *_gaps(), *_teacher())

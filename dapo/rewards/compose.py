@@ -305,7 +305,7 @@ class CompositeScorer:
             total += reward.weight * outcome[reward.name]
         for name in unknown:
             values.pop(name, None)
-        if ACCURACY not in values and not reasons:
+        if ACCURACY not in values and not reasons and self._rewards:
             reasons.append(f"accuracy: no reward called accuracy applies to the source {pending.source!r}")
         if not 0.0 <= values.get(ACCURACY, 0.0) <= 1.0:
             theirs = any(each.name == ACCURACY and each.kind == "environment" for each in self._rewards)
@@ -393,7 +393,7 @@ def build_scorer(
         names = Counter(r.name for r in rewards if source is None or r.sources is None or source in r.sources)
         where = "" if source is None else f" for the source {source!r}"
         overlapping = source is None and any(reward.sources for reward in rewards)
-        if not names[ACCURACY]:
+        if rewards and not names[ACCURACY]:
             raise RewardError(
                 f"no reward is called `accuracy`{where}; the keep rule needs one. Found: {', '.join(names)}"
             )

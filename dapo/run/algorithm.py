@@ -23,6 +23,8 @@ from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import Objective, with_terms
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import shape_rewards
+from dapo.algorithms.teacher import TeacherTerm
+from dapo.config.check_teacher import taught_alone, teachers
 from dapo.config.checks import (
     correction_kind,
     kl_in_loss,
@@ -47,7 +49,7 @@ from dapo.config.section import Section
 from dapo.errors import HookError, RecipeError
 from dapo.hooks import load
 from dapo.loop.schedule import Schedule
-from dapo.types.batch import BoolArray, FloatArray, IntArray, Row
+from dapo.types.batch import TEACHER, BoolArray, FloatArray, IntArray, Row
 from dapo.types.extra import Extra
 from dapo.types.seeds import MARKS, derive_seed
 
@@ -106,6 +108,8 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         kl_in_reward=kl_in_reward(recipe),
         ratio_against=ratio_against(recipe),
         refresh_every=a.reference.refresh_every,
+        teachers={source: f"{TEACHER}{path}" for source, path in teachers(recipe).items()},
+        taught_alone=taught_alone(recipe),
         passes=Passes(recipe.learner.minibatch_prompts, recipe.learner.epochs_per_rollout, recipe.run.seed),
         entropy_coefficient=a.entropy_coefficient,
         entropy=make_entropy_control(recipe),
@@ -266,11 +270,13 @@ def make_objective(recipe: Recipe) -> Objective:
     """Return the loss and its terms with their facts. A user's plain function is taken to need nothing."""
     if recipe.run.stage == "sft":
         return Objective(imitation_loss)
+    given = recipe.algorithm.teacher
     return with_terms(
         _loss(recipe),
         kl_coefficient=kl_in_loss(recipe),
         kl_estimator=recipe.algorithm.kl_estimator,
         entropy=bool(recipe.algorithm.entropy_coefficient) or recipe.algorithm.entropy_control.target is not None,
+        teacher=TeacherTerm(given.coefficient, given.term, given.estimator) if teachers(recipe) else None,
     )
 
 

@@ -9,6 +9,8 @@ from dapo.config.schema import Recipe
 from dapo.learner.eight_bits import moment_bytes
 from dapo.models.adapter import adapter_parameters, adapter_shapes
 from dapo.run.algorithm import needs_reference
+from dapo.run.model import tokenizer_and_facts
+from dapo.run.teachers import teacher_recipes
 from dapo.types.model import ModelFacts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -23,11 +25,12 @@ class Held:
     gradients: int  # while an optimiser step is made; a low-precision model's add up in float32
     optimiser: int  # AdamW's two moments, and float32 masters of a low-precision model
     reference: int  # frozen values of the trained parameters, on the device
+    teachers: int = 0  # weights of the models that judge the policy's tokens, on the device
 
     @property
     def beside_weights(self) -> int:
         """Held on the device between two optimiser steps."""
-        return self.optimiser + self.reference
+        return self.optimiser + self.reference + self.teachers
 
 
 def learner_holds(recipe: Recipe, facts: ModelFacts) -> Held:
@@ -40,7 +43,14 @@ def learner_holds(recipe: Recipe, facts: ModelFacts) -> Held:
         gradients=trained * (size + 4 * low),
         optimiser=moments(recipe, facts) + trained * 4 * low,
         reference=trained * size * reference,
+        teachers=0 if recipe.algorithm.teacher.offload else teacher_bytes(recipe),
     )
+
+
+def teacher_bytes(recipe: Recipe) -> int:
+    """Bytes of the weights of all teachers, whole."""
+    found = (tokenizer_and_facts(theirs, lambda note: None)[1] for theirs in teacher_recipes(recipe).values())
+    return BYTES[recipe.model.dtype] * sum(facts.parameters for facts in found)
 
 
 def trained_parameters(recipe: Recipe, facts: ModelFacts) -> int:

@@ -31,6 +31,7 @@ from dapo.run.algorithm import make_correction, make_objective, needs_reference
 from dapo.run.model import adapter_seed, make_model
 from dapo.run.places import Places, transport_of
 from dapo.run.publishing import host_of
+from dapo.run.teachers import load_teachers, teacher_models
 from dapo.types.model import ModelFacts
 from dapo.weights.exchange import WeightExchange
 
@@ -150,6 +151,8 @@ def start_worker(recipe: Recipe, place: RankPlace | None = None) -> Worker:
             "learner.cpu_offload moves slices from a CUDA device into the processor's memory, and this learner runs on "
             "the processor: take it out"
         )
+    with Console("quiet") as console:
+        theirs = teacher_models(recipe, console)
     worker = make_worker(
         place,
         recipe.model,
@@ -160,6 +163,8 @@ def start_worker(recipe: Recipe, place: RankPlace | None = None) -> Worker:
         recipe.algorithm.reference if needs_reference(recipe) else None,
         device=place.join(device),
         seed=adapter_seed(recipe),
+        teachers=theirs,
+        offload=recipe.algorithm.teacher.offload,
     )
     worker.loaded.sends_adapter = Deployment(recipe).sends_adapter
     return worker
@@ -178,6 +183,7 @@ def _worker(recipe: Recipe, loaded: LoadedModel, *, training: bool = True) -> Wo
             make_correction(recipe),
             recipe.algorithm.reference if training and needs_reference(recipe) else None,
             starts=float32_weights(loaded.name, loaded.model, trust_remote_code=remote) if whole else None,
+            teachers=load_teachers(recipe) if training else {},
         )
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from dapo.models.facts import read_facts
 from dapo.models.gguf_file import check_gguf, dequantised, is_gguf
 from dapo.models.load import check_configuration, check_files, find_device, load_model
 from dapo.models.loaded import LoadedModel
-from dapo.models.tiny import make_word_tokenizer
+from dapo.models.tiny import make_tiny_model, make_word_tokenizer
 from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
 from dapo.types.model import ModelFacts
@@ -70,6 +72,23 @@ def make_facts(recipe: Recipe, console: Console) -> ModelFacts:
     model = recipe.model
     path = model_path(model.path, recipe, console)
     return read_facts(path, model.dtype, trust_remote_code=model.trust_remote_code)
+
+
+def tokenizer_and_facts(recipe: Recipe, say: Callable[[str], None]) -> tuple[Any, ModelFacts]:
+    """Return the tokenizer and the facts of the recipe's model, without its weights; a built-in one is not made.
+
+    Raises:
+        ModelError: neither a folder nor a hub name that can be reached.
+    """
+    check_model_path(recipe.model.path, weights=False)
+    recipe = with_folder(recipe, say)
+    model = recipe.model
+    tokenizer = make_tokenizer(model, recipe.data.chat_template)
+    if not is_builtin(model.path):
+        return tokenizer, facts_without_weights(model, tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny_model(folder, heads=2)
+        return tokenizer, replace(read_facts(folder, model.dtype, tokenizer=tokenizer), name=model.path)
 
 
 def facts_without_weights(model: Model, tokenizer: Any) -> ModelFacts:

@@ -63,6 +63,7 @@ from dapo.run.places import open_places
 from dapo.run.publishing import make_exchange
 from dapo.run.sampling import make_sampling, make_validation_sampling, stop_tokens
 from dapo.run.session import Session
+from dapo.run.teachers import read_teachers, teacher_models
 from dapo.system import core_count
 from dapo.types.batch import Prompt
 from dapo.types.evaluation import EvaluationProgress
@@ -245,6 +246,7 @@ def reward_session(
                 console.say(own.sandbox)
             scorer: Scorer = own
         tokenizer = make_tokenizer(on_disk, recipe.data.chat_template)
+        judges = read_teachers(recipe, tokenizer, console.say) if training else []
         texts = make_texts(recipe, tokenizer)
         printed = None if folder is None else folder / "environment.txt"
         playing = start_environment(recipe, tokenizer, workers=worker_count(recipe), output=printed)
@@ -269,6 +271,10 @@ def reward_session(
                 undo.callback(playing.pool.close)
         loaded, facts = _model_of(recipe.model_copy(update={"model": on_disk}), deployment, console)
         check_fits(recipe, facts, data, training=training)
+        for theirs, of_theirs in judges:
+            check_fits(theirs, of_theirs, data)
+        if training:
+            teacher_models(recipe, console)
         exchange = make_exchange(recipe, deployment, facts, folder, places)
         undo.callback(exchange.close)
         context = replace(

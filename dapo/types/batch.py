@@ -320,8 +320,9 @@ class Group:
         return list(zip(self.completions_G, self.scores_G, strict=True))
 
     def accuracies(self) -> NDArray[np.float64]:
-        """Accuracy of each response, nan where unscored."""
-        return np.array([s.values["accuracy"] if s.scored else np.nan for s in self.scores_G], dtype=np.float64)
+        """Accuracy of each response, nan where unscored, and where there are no rewards."""
+        own = [s.values.get("accuracy", np.nan) if s.scored else np.nan for s in self.scores_G]
+        return np.array(own, dtype=np.float64)
 
     def lengths(self) -> IntArray:
         """Return the number of sampled tokens of each response."""
@@ -436,6 +437,7 @@ class Row(TokenRow):
     loss_weight: float  # the reduction: weight of each loss token's loss
     advantage: float  # of each of its tokens
     reference_logprobs: FloatArray | None = None  # of a reference model; None: there is none
+    teacher_logprobs: FloatArray | None = None  # of a teacher; None: none judges this row
     traced: bool = False  # the learner keeps what it computes of each token, see ``TokenTrace``
     extra: Extra = field(default_factory=dict)  # what the loss reads besides, see ``dapo.types.extra``
     part: int = 0  # index of the row in its response; an episode has several where turns have prompts of their own
@@ -446,6 +448,11 @@ class Row(TokenRow):
         problem = extra_problem(self.extra, prompt=len(self.prompt_ids), response=len(self.token_ids))
         if problem is not None:
             raise HookError(f"response {self.sample} of group {self.group}: {problem}")
+
+    def teacher_or_nan(self) -> FloatArray:
+        """float32 [tokens], nan where no teacher judges the row."""
+        made = self.teacher_logprobs
+        return np.full(len(self.token_ids), np.nan, np.float32) if made is None else made
 
     def loss_weights(self) -> FloatArray:
         """float32 [tokens], 0 where no loss is carried."""
@@ -480,8 +487,9 @@ before the first optimiser step of the training step, or between both by age (wi
 accounts for the sampler)."""
 
 
-Of = Literal["policy", "reference"]
-"""Whose log-probabilities are asked for."""
+Of = str
+"""Whose log-probabilities are asked for: ``policy``, ``reference``, or ``TEACHER`` and a teacher's path."""
+TEACHER = "teacher:"
 
 
 @dataclass(frozen=True, slots=True)

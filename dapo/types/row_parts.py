@@ -59,7 +59,7 @@ def cut_row(row: Row, turns: Sequence[Turn]) -> list[Row]:
 
 def _part(row: Row, part: Part) -> Row:
     span = slice(part.first, part.stop)
-    reference = row.reference_logprobs
+    reference, teacher = row.reference_logprobs, row.teacher_logprobs
     return replace(
         row,
         part=part.number,
@@ -69,6 +69,7 @@ def _part(row: Row, part: Part) -> Row:
         sampler_logprobs=row.sampler_logprobs[span],
         versions=row.versions[span],
         reference_logprobs=None if reference is None else reference[span],
+        teacher_logprobs=None if teacher is None else teacher[span],
         extra=_extra(row, span),
     )
 

@@ -15,7 +15,8 @@ from exchanges import by_folder
 from forked import ForkedTransport
 from inline_transport import InlineTransport
 
-from dapo.algorithms.objective import Objective, clip_objective
+from dapo.algorithms.objective import Objective, clip_objective, with_terms
+from dapo.algorithms.teacher import TeacherTerm
 from dapo.config import schema
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import LearnerHosts
@@ -31,6 +32,7 @@ MODELS = {
 }
 OBJECTIVES = {
     "clip": lambda: clip_objective(low=0.2, high=0.28),
+    "taught": lambda: with_terms(clip_objective(low=0.2, high=0.28), teacher=TeacherTerm(0.7)),
     "explosive": lambda: Objective(lambda inputs: (inputs.logprobs * math.inf, {})),
 }
 
@@ -44,7 +46,9 @@ class RankStage:
         RankPlace(rank, Shape(ranks), rendezvous, 120.0).join(torch.device("cpu"))
         self.held = {}
 
-    def make(self, number: int, model: dict, learner: dict, objective: str, shape: Shape, reference=None) -> None:
+    def make(
+        self, number: int, model: dict, learner: dict, objective: str, shape: Shape, reference=None, **teachers
+    ) -> None:
         place = RankPlace(self.rank, shape, "", 120.0)
         self.held[number] = make_worker(
             place,
@@ -53,8 +57,12 @@ class RankStage:
             1.0,
             OBJECTIVES[objective](),
             reference=reference,
+            **teachers,
             device=torch.device("cpu"),
         )
+
+    def named(self, method: str, args, named):
+        return getattr(self, method)(*args, **named)
 
     def ask(self, number: int, method: str, *args):
         if method == "close":
@@ -111,10 +119,12 @@ class Stage:
         asynchronous: bool = False,
         shape=None,
         reference: schema.ReferenceSection | None = None,
+        teachers: dict | None = None,
         **settings,
     ):
         number = next(self.numbers)
-        self.all("make", number, model, settings, objective, shape or Shape(self.ranks), reference)
+        made = (number, model, settings, objective, shape or Shape(self.ranks), reference)
+        self.all("make", *made, **(teachers or {}))
         staged = Staged(self.transport, self.hosts, number)
         specs = [HostSpec(f"rank-{rank}", RankStage, (rank,)) for rank in range(self.ranks)]
         hosts = LearnerHosts(staged, specs, schema.LearnerSection(**settings).timeout)
@@ -122,8 +132,8 @@ class Stage:
         group.number = number
         return group
 
-    def all(self, method: str, *args):
-        calls = [self.transport.call(host, method, *args) for host in self.hosts]
+    def all(self, method: str, *args, **named):
+        calls = [self.transport.call(host, "named", method, args, named) for host in self.hosts]
         return [self.transport.get(call) for call in calls]
 
     def together(self, function, *args, **options):

@@ -201,6 +201,35 @@ def named_losses(name: str, batch: dict) -> list[dict]:
     ]
 
 
+def teachers(name: str, batch: dict) -> list[dict]:
+    """Its distillation loss on fresh tokens, on padded tensors; the sampler's numbers stand for a teacher's."""
+    from verl.trainer.distillation import losses
+    from verl.workers.config.actor import ActorConfig
+    from verl.workers.config.distillation import DistillationConfig, DistillationLossConfig
+
+    losses.no_padding_2_padding = lambda values, _: values
+    actor = ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=4, ppo_mini_batch_size=8)
+    cases = []
+    for term, estimator in (("advantage", "k1"), ("loss", "k2"), ("loss", "k3")):
+        t = tensors(batch)
+        leaf = t["logprobs"].clone().requires_grad_()
+        data = {
+            "response_mask": t["mask"], "teacher_logprobs": t["sampler_logprobs"][..., None],
+            "old_log_probs": t["logprobs"], "dp_size": 1, "batch_num_tokens": t["mask"].sum(), "global_batch_size": 8,
+        }  # fmt: skip
+        options = {"loss_mode": estimator, "use_policy_gradient": term == "advantage", "use_task_rewards": False}
+        given = DistillationLossConfig(**options, loss_max_clamp=None, log_prob_min_clamp=None)
+        loss, _ = losses.distillation_loss(
+            actor, DistillationConfig(distillation_loss=given), {"log_probs": leaf}, data
+        )
+        loss.backward()
+        answer = {"loss": loss.item(), "gradient": leaf.grad.tolist()}
+        settings = {"term": term, "estimator": estimator, "reduction": "token_mean"}
+        peer = f"distillation_loss({estimator!r}, use_policy_gradient={term == 'advantage'})"
+        cases.append({"question": "teacher", "batch": name, "settings": settings, "peer": peer, "answer": answer})
+    return cases
+
+
 def decoupled() -> dict:
     """Responses of one token each, or its whitening would weigh them by their lengths."""
     names = list(GDPO["rewards"])
@@ -221,7 +250,7 @@ for name, batch in BATCHES.items():
     else:
         cases += reductions(name, batch) + losses(name, batch) + advantages(name, batch) + corrections(name, batch)
         cases.append(k3(name, batch))
-        cases += estimates(name, batch) + named_losses(name, batch)
+        cases += estimates(name, batch) + named_losses(name, batch) + teachers(name, batch)
 if not VERSION.startswith("0.5."):
     cases.append(decoupled())
 print(json.dumps({"package": "verl", "version": VERSION, "cases": cases}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from dapo.algorithms.objective import clip_objective, with_terms
 from dapo.algorithms.ratio import log_ratio
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import soft_overlong_punishment
+from dapo.algorithms.teacher import TeacherTerm
 from dapo.algorithms.variants.cispo import cispo_loss
 from dapo.algorithms.variants.covariance import clip_cov_loss, covariance_marks, kl_cov_loss
 from dapo.algorithms.variants.gdpo import gdpo_advantages
@@ -135,6 +137,28 @@ def answer_terms(batch, settings):
     loss.backward()
     found = {"loss": loss.item(), "gradient": leaf.grad.numpy()}
     return found if entropies.grad is None else found | {"entropy_gradient": entropies.grad.numpy()}
+
+
+def answer_teacher(batch, settings):
+    """On fresh tokens; rewards say nothing."""
+    mask, leaf = torch.tensor(batch["mask"], dtype=torch.bool), torch.tensor(batch["logprobs"]).requires_grad_()
+    flat = laid_flat(batch, leaf, mask)
+    inputs = replace(
+        flat,
+        advantages=torch.zeros_like(flat.advantages),
+        old_logprobs=flat.logprobs.detach(),
+        teacher_logprobs=torch.tensor(batch["sampler_logprobs"]).flatten(),
+    )
+    objective = with_terms(
+        clip_objective(low=0.2, high=0.2, dual=3.0),
+        teacher=TeacherTerm(1.0, settings["term"], settings["estimator"]),
+    )
+    loss_T, _ = objective.loss(replace(inputs, advantages=objective.teacher.advantages(inputs)))
+    terms = objective.terms(inputs)
+    loss_T = loss_T if terms is None else loss_T + terms
+    loss = (loss_T * torch.tensor(weights_matrix(batch, settings)).flatten()).sum()
+    loss.backward()
+    return {"loss": loss.item(), "gradient": leaf.grad.numpy()}
 
 
 def answer_kl(batch, settings):

@@ -17,6 +17,7 @@ from dapo.config.schema.algorithm import (
     ReferenceSection,
     RewardScaling,
     Selection,
+    TeacherSection,
 )
 from dapo.config.schema.data import (
     Curriculum,
@@ -78,6 +79,7 @@ __all__ = [
     "SftSource",
     "Shot",
     "Slurm",
+    "TeacherSection",
     "ThinkingSection",
     "TrackerSettings",
     "TrainSource",
@@ -105,6 +107,7 @@ class Recipe(Section):
             "kl-cov",
             "gdpo",
             "scalerl-loss",
+            "distillation",
         ],
         FIXED,
     ] = "dapo"
@@ -115,8 +118,8 @@ class Recipe(Section):
     """What is trained."""
     data: Data
     """What it is trained on."""
-    rewards: list[Reward] = Field(default_factory=lambda: [Reward()], min_length=1)
-    """How responses are scored."""
+    rewards: list[Reward] = Field(default_factory=lambda: [Reward()])
+    """How responses are scored. ``[]`` scores nothing: ``algorithm.teacher`` is then all that trains."""
     scorer: Hook | None = None
     """Your own scorer instead of ``rewards``, ``package.module:Class``, called with the run's context
     (docs/extending.md)."""

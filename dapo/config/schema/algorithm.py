@@ -152,6 +152,24 @@ class ReferenceSection(Section, resume="fixed"):
     """Keep the reference's weights in the CPU's memory between passes."""
 
 
+class TeacherSection(Section):
+    path: str | None = None
+    """Model that judges each token of the student's responses: a folder, a GGUF file or a hub name, with the student's
+    vocabulary (docs/distillation.md). null: there is none, or only those of ``by_source``."""
+    by_source: dict[str, str] = Field(default_factory=dict)
+    """Teachers of single data sources, by the source's name, such as ``{math: FOLDER}``. Other sources have that of
+    ``path``, or none."""
+    term: Literal["advantage", "loss"] = "advantage"
+    """Where the reverse KL of a token acts. ``advantage``: log p_teacher - log p_student, a constant, is added to the
+    token's advantage. ``loss``: an estimate of KL(student, teacher) is added to the loss, past clip and correction."""
+    coefficient: Factor = 1.0
+    """Multiplies the term. It acts along with rewards, or alone where no reward has a weight (``rewards: []``)."""
+    estimator: Literal["k1", "k2", "k3"] = "k2"
+    """For ``term: loss``; docs/losses.md has the formulas. The mean gradient of k2 is that of the reverse KL."""
+    offload: Annotated[bool, FREE] = False
+    """Keep the teacher's weights in the CPU's memory between passes."""
+
+
 class EntropyControlSection(Section):
     target: Above | None = None
     """Mean entropy of the tokens with loss to adapt the coefficient to, nats; None: it is fixed. The bonus acts only in
@@ -207,6 +225,8 @@ class AlgorithmSection(Section):
     """Subtract the KL from each response's reward (k1, summed over its tokens) instead of adding it to the loss."""
     reference: ReferenceSection = ReferenceSection()
     """What KL is measured against."""
+    teacher: TeacherSection = TeacherSection()
+    """On-policy distillation: another model judges the student's own tokens."""
     entropy_coefficient: Signed = 0.0
     """Bonus for entropy in the loss (below 0: a tax); with ``entropy_control.target`` where the coefficient begins."""
     entropy_control: EntropyControlSection = EntropyControlSection()

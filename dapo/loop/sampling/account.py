@@ -141,7 +141,7 @@ class Account:
         if score.reason is None:
             self.scored += 1
             self.answered += score.answer is not None
-            self.correct += score.values["accuracy"]
+            self.correct += score.values.get("accuracy", math.nan)
             return
         reason = _first_line(score.reason)
         kind = reason.split(":")[0]
@@ -378,6 +378,6 @@ def _example(account: Account) -> Example | None:
     group = [group for group in rejected if group.verdict is commonest][-1]
     index = next((i for i, score in enumerate(group.scores_G) if not score.scored), 0)
     score = group.scores_G[index]
-    accuracy = score.values["accuracy"] if score.scored else None
+    accuracy = score.accuracy if score.scored else None
     text = group.completions_G[index].shown
     return Example(group.prompt.problem, group.prompt.answer, text, accuracy, score.reason)

@@ -68,7 +68,7 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("model.path=null", ["model.path: null", "text"]),
         ("run.seed=null", ["leave the key out"]),
         ("learner.betas=[0.9]", ["learner.betas: [0.9]", "a list of 2 numbers"]),
-        ("rewards=[]", ["rewards: []", "a list"]),
+        ("rewards=[]", ["rewards", "there is no teacher"]),
         ("rewards.0.weight=two", ['rewards.0.weight: "two"', "a number"]),
         ("rewards.3.weight=2", ["`rewards` is a list of 1 item", "0 to 1"]),
         ("rewards.first.weight=2", ["a number from 0 to 1"]),

@@ -16,6 +16,10 @@ from dapo.importing.convert import Imported, import_file, import_text
 VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
 SWIFT = "swift rlhf --rlhf_type grpo --model M --dataset d.jsonl --reward_funcs accuracy "
 N = "actor_rollout_ref.rollout.n"
+DISTIL = "distillation.distillation_loss"
+LOSS = f"{DISTIL}.loss_mode"
+ONE = "distillation.enabled=True distillation.teacher_models.teacher_model.model_path=T"
+TWO = "distillation.enabled=True distillation.teacher_models.a.model_path=T distillation.teacher_models.b.model_path=U"
 
 
 def lines_of(text: str, name: str = "a.sh", **more) -> dict:
@@ -143,12 +147,16 @@ def test_another_method_is_refused_by_what_names_it(text: str, name: str, said: 
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        (VERL + f"{N}=4 distillation.enabled=True distillation.teacher_model.path=T", "distillation.enabled = true"),
+        (
+            VERL + f"{N}=4 distillation.enabled=True distillation.teacher_models.a.model_path=T {LOSS}=forward_kl_topk",
+            "forward_kl_topk compares more than the sampled token",
+        ),
+        (VERL + f"{N}=4 {TWO} {LOSS}=k3", "2 teachers are named"),
+        (VERL + f"{N}=4 {ONE} {LOSS}=k1 {DISTIL}.use_policy_gradient=True", "verl clips its advantage apart"),
+        (SWIFT + "--teacher_model_server http://localhost:8000", "teacher_model_server"),
         (VERL + "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode = geo_mean"),
         (VERL.replace("=grpo", "=remax") + f"{N}=4", "adv_estimator = remax"),
         (f"python3 -m verl.trainer.main_ppo {N}=4", "verl's default of algorithm.adv_estimator"),
-        (SWIFT + "--teacher_model T", "teacher_model = T"),
-        (SWIFT + "--teacher_kl_coef 0.1", "teacher_kl_coef = 0.1"),
         (SWIFT + "--sdar_loss_coef 0.1", "sdar_loss_coef = 0.1"),
         (SWIFT + "--loss_type fipo", "loss_type = fipo"),
         (SWIFT + "--advantage_estimator reinforce_plus_plus", "advantage_estimator = reinforce_plus_plus"),
@@ -169,6 +177,40 @@ def test_what_is_not_here_is_said_in_the_first_line_and_on_the_screen(
     Path("a.sh").write_text(text)
     assert main(["import", "a.sh", "-o", "a.yaml"]) == 0
     assert key in capsys.readouterr().out.splitlines()[0]
+
+
+ALONE = {
+    "rewards": [{"name": "accuracy", "kind": "math", "weight": 0}],
+    "algorithm.dynamic_sampling.mode": "off",
+    "algorithm.overlong_punishment.enabled": False,
+}
+
+
+@each(
+    ("text", "name", "teacher", "alone"),
+    [
+        (VERL + f"{N}=1 {ONE} {LOSS}=k1 {DISTIL}.use_policy_gradient=True {DISTIL}.use_task_rewards=False", "a.sh",
+         {"path": "T", "term": "advantage"}, True),
+        (VERL + f"{N}=4 {ONE} {DISTIL}.distillation_loss_coef=0.5", "a.sh",
+         {"path": "T", "term": "loss", "estimator": "k3", "coefficient": 0.5}, False),
+        (VERL + f"{N}=4 distillation.enabled=True distillation.teacher_model.path=T {LOSS}=mse", "a.sh",
+         {"path": "T", "term": "loss", "estimator": "k2"}, False),
+        (SWIFT + "--teacher_model T --teacher_kl_coef 0.1 --offload_teacher_model true", "a.sh",
+         {"path": "T", "coefficient": 0.1, "offload": True}, False),
+        (SWIFT.partition("--reward_funcs")[0] + "--teacher_model T", "a.sh", {"path": "T"}, True),
+        ("grpo: {num_prompts_per_step: 4, adv_estimator: {name: opd}}\non_policy_distillation: {enabled: true, "
+         "teacher_model_by_agent_name: {a: T, b: T}, non_colocated_teachers: {enabled: true}}", "a.yaml",
+         {"path": "T"}, True),
+    ],
+)  # fmt: skip
+def test_teachers_that_are_here_are_found(text: str, name: str, teacher: dict, alone: bool) -> None:
+    lines = lines_of(text, name)
+    assert first_line(text, name).startswith("# Made by")
+    found = {
+        key.removeprefix("algorithm.teacher."): v for key, v in lines.items() if key.startswith("algorithm.teacher.")
+    }
+    assert found == teacher
+    assert ({key: lines.get(key) for key in ALONE} == ALONE) is alone
 
 
 def test_a_teacher_that_is_off_is_no_warning() -> None:

@@ -25,6 +25,7 @@ FOUR = LossTokens(
     gaps=np.array([0.1, -0.3, 0.6, 0.2]),
     flags={"clip_low": bools("..x."), "clip_high": bools(".x.x"), "clip_dual": bools("....")},
     reference_gaps=np.log([1.0, 1.0, 2.0, 0.5]),
+    teacher_gaps=np.log([0.5, 2.0, 1.0]),  # one token of the four has no teacher
 )
 NONE = LossTokens(
     **{name: np.zeros(0) for name in ("logprobs", "log_ratios", "entropy", "correction")},
@@ -60,6 +61,8 @@ BY_HAND = {
     "gap_max": 0.6,
     "gap_max_current": 0.3,
     "gap_max_older": 0.6,
+    "teacher/kl": 0.0,
+    "teacher/agree": 2.5 / 3,
 }
 
 

@@ -1,0 +1,98 @@
+"""Does a teacher teach faster than a reward? SmolLM2-135M-Instruct learns sums both ways, with several seeds.
+
+    python benchmarks/teacher.py --model MODEL --teacher FOLDER --work WORK [--seeds 1,2,3] [--threads 2]
+
+MODEL: the wheel or folder of SmolLM2; FOLDER: an export of what `make chat-model` trains (`dapo export RUN FOLDER`).
+Runs are made one after the other, and a call goes on where the last one stopped. The results name the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from chat_model import make
+from machine import RESULTS, commits_of, describe_machine, refuse_changes
+
+from dapo.observe.metrics import read_metrics
+
+NAME = "teacher"
+BOTH = ("validation.every=2", "trainer.steps=16", "checkpoint.every=8")
+BY_TEACHER = (
+    "algorithm.dynamic_sampling.mode=off",
+    "algorithm.overlong_punishment.enabled=false",
+    "algorithm.overlong_filtering=false",
+    "rewards.0.weight=0",
+)
+
+
+def curve(run: Path) -> list[tuple[int, float]]:
+    """Return (generated tokens so far, held-out accuracy) at each evaluation."""
+    tokens, points = 0, []
+    for row in read_metrics(run / "metrics.jsonl"):
+        tokens = int(row.get("counters/generated_tokens", tokens))
+        if "validation/accuracy" in row:
+            points.append((tokens, float(row["validation/accuracy"])))
+    return points
+
+
+def tokens_to(points: list[tuple[int, float]], accuracy: float) -> int | None:
+    """Return the generated tokens at the first evaluation that reaches the accuracy; None: none does."""
+    return next((tokens for tokens, reached in points if reached >= accuracy), None)
+
+
+def write(found: dict[str, list[list[tuple[int, float]]]], machine: dict[str, Any], out: Path) -> None:
+    """Write NAME.json and NAME.md."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{NAME}.json").write_text(json.dumps({"machine": machine, "curves": found}, indent=1) + "\n")
+    lines = [
+        "# A teacher or a reward",
+        "",
+        f"`benchmarks/teacher.py`: {machine['cpu']}; commit {machine['commit']}, {machine['date']}.",
+        "",
+        "SmolLM2-135M-Instruct on sums, 100 held-out ones, one sample each. Tokens are those generated for training up "
+        "to the first evaluation with at least that accuracy.",
+        "",
+        "| by | seed | accuracy before, best, last, % | tokens to 40 % | 50 % | 60 % |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for way, curves in found.items():
+        for seed, points in enumerate(curves, 1):
+            reached = [100 * value for _, value in points]
+            cells = [f"{tokens:,}" if (tokens := tokens_to(points, at)) else "never" for at in (0.4, 0.5, 0.6)]
+            shown = f"{reached[0]:.0f}, {max(reached):.0f}, {reached[-1]:.0f}"
+            lines.append(f"| {way} | {seed} | {shown} | {' | '.join(cells)} |")
+    (out / f"{NAME}.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Make the runs that are missing, and write what all of them show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--teacher", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    refuse_changes(options.out)
+    ways = {"reward": (), "teacher": (*BY_TEACHER, f"algorithm.teacher.path={options.teacher.resolve()}")}
+    found: dict[str, list[list[tuple[int, float]]]] = {way: [] for way in ways}
+    runs = []
+    for seed in options.seeds.split(","):
+        for way, settings in ways.items():
+            runs.append(options.work.resolve() / f"{way}-seed{seed}")
+            make(
+                runs[-1],
+                [f"model.path={options.model.resolve()}", f"run.seed={seed}", *BOTH, *settings],
+                options.threads,
+            )
+            found[way].append(curve(runs[-1]))
+    write(found, describe_machine() | {"commit": commits_of(runs)}, options.out)
+    print(f"{options.out / NAME}.md and .json")
+
+
+if __name__ == "__main__":
+    main()
