@@ -107,6 +107,7 @@ class RewardSettings(TypedDict, total=False):
     name: str
     kind: Literal["math", "exact", "last_number", "regex", "task", "function", "code", "service", "environment"]
     function: Function | None
+    per: Literal["response", "group"]
     pattern: str | None
     tolerance: float
     reads: Literal["answer", "response", "turn", "episode"] | None
@@ -313,7 +314,7 @@ class GroupAdvantageSettings(TypedDict, total=False):
     kind: Literal["group"]
     ddof: Literal[0, 1]
     eps: float
-    baseline: Literal["mean", "leave_one_out"]
+    baseline: Literal["mean", "leave_one_out", "batch_mean", "batch_leave_one_out", "none"]
     scale: Literal["group_std", "batch_std", "none"]
 
 class GdpoSettings(TypedDict, total=False):
@@ -324,6 +325,17 @@ class GdpoSettings(TypedDict, total=False):
 class OwnAdvantageSettings(TypedDict, total=False):
     kind: Function
     options: Mapping[str, Any]
+
+class AdvantageNormSettings(TypedDict, total=False):
+    mean: Literal["batch", "group", "none"]
+    std: Literal["batch", "group", "none"]
+    leave_one_out: bool
+    ddof: Literal[0, 1]
+    eps: float
+
+class AdvantageClipSettings(TypedDict, total=False):
+    low: float | None
+    high: float | None
 
 class ReplaceSettings(TypedDict, total=False):
     min_ratio: float
@@ -426,6 +438,14 @@ class ReferenceSettings(TypedDict, total=False):
     refresh_every: int | None
     offload: bool
 
+class TeacherSettings(TypedDict, total=False):
+    path: Text | None
+    by_source: Mapping[str, str]
+    term: Literal["advantage", "loss"]
+    coefficient: float
+    estimator: Literal["k1", "k2", "k3"]
+    offload: bool
+
 class EntropyControlSettings(TypedDict, total=False):
     target: float | None
     delta: float
@@ -445,10 +465,13 @@ class AlgorithmSettings(TypedDict, total=False):
         | Function
     )
     advantage: GroupAdvantageSettings | GdpoSettings | OwnAdvantageSettings | Literal["group", "gdpo"] | Function
+    advantage_norm: AdvantageNormSettings | None
+    advantage_clip: AdvantageClipSettings
     dynamic_sampling: DynamicSamplingSettings
     overlong_punishment: OverlongPunishmentSettings
     overlong_filtering: bool
     truncated_vote: bool | None
+    truncated_factor: float
     reward_scaling: RewardScalingSettings
     shaping: Function | None
     old_logprobs: Literal["auto", "sampler", "learner", "interpolated"]
@@ -478,6 +501,7 @@ class AlgorithmSettings(TypedDict, total=False):
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_in_reward: bool
     reference: ReferenceSettings
+    teacher: TeacherSettings
     entropy_coefficient: float
     entropy_control: EntropyControlSettings
 
@@ -610,6 +634,7 @@ class CommonSettings(TypedDict, total=False):
         "kl-cov",
         "gdpo",
         "scalerl-loss",
+        "distillation",
     ]
     model: ModelSettings | Text | LoadedModel
     data: DataSettings

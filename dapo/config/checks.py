@@ -93,7 +93,7 @@ def _group(r: Recipe) -> Broken:
     advantage, sampling = r.algorithm.advantage, r.algorithm.dynamic_sampling
     key = "rollout.group_size"
     if ":" not in advantage.kind:
-        yield key, "a group with fewer than two voters trains nothing, so none would; use at least 2 (16 in DAPO)"
+        yield key, "a group of one trains nothing, since it takes two voters; use at least 2 (16 in DAPO)"
     elif sampling.mode != "off":
         mode = f"dynamic_sampling.mode: {sampling.mode}"
         yield key, f"a group of one is never mixed, so {mode} keeps none; use 16, or off"

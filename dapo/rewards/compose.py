@@ -130,13 +130,17 @@ class CompositeScorer:
         for ticket, key in zip(tickets, keys, strict=True):
             self._pending[ticket] = _Pending(key, prompt.source, missing=len(applicable))
         for index in applicable:
-            if self._rewards[index].per == "group":
+            reward, read = self._rewards[index], list(completions)
+            if reward.kind not in ("function", "environment") and reward.reads not in ("response", "episode"):
+                for place, each in enumerate(read):  # nothing within the thinking is an answer
+                    read[place] = each if each.answer is None else replace(each, text=each.answer)
+            if reward.per == "group":
                 item = tickets[0] * len(self._rewards) + index
                 self._groups[item] = list(tickets)
-                self._ask(item, prompt, [_read(self._rewards[index], each) for each in completions])
+                self._ask(item, prompt, read)
                 continue
-            for ticket, completion in zip(tickets, completions, strict=True):
-                self._ask(ticket * len(self._rewards) + index, prompt, _read(self._rewards[index], completion))
+            for ticket, each in zip(tickets, read, strict=True):
+                self._ask(ticket * len(self._rewards) + index, prompt, each)
         if not applicable:
             for ticket in tickets:
                 self._finish(ticket)
@@ -316,12 +320,6 @@ class CompositeScorer:
 
 def _code_settings(reward: Reward, sandbox: SandboxSettings) -> CodeSettings:
     return CodeSettings(reward.tests, reward.entry_point, reward.partial, reward.seconds, reward.memory_mib, sandbox)
-
-
-def _read(reward: Reward, completion: Response) -> Response:
-    """Return what a reward reads of a response: nothing within the thinking is an answer."""
-    whole = reward.kind in ("function", "environment") or reward.reads in ("response", "episode")
-    return completion if whole or completion.answer is None else replace(completion, text=completion.answer)
 
 
 def _of_environment(reward: Reward, completion: Response) -> Outcome:

@@ -137,13 +137,11 @@ class Scores:
         if self.rollouts.by_group and group.missing():
             return
         new = [(key, response) for key, response in group.unscored_completions() if key not in self._asked]
-        self._ask(group, new)
-        self._asked.update(key for key, _ in new)
-        self._ended.extend((tick + self.lag, key) for key, _ in new)
-
-    def _ask(self, group: OpenGroup, responses: Sequence[tuple[Key, Response]]) -> None:
-        self.rollouts.judge(group.prompt, responses)
-        self.waiting += len(responses)
+        self.rollouts.judge(group.prompt, new)
+        self.waiting += len(new)
+        for key, _ in new:
+            self._asked.add(key)
+            self._ended.append((tick + self.lag, key))
 
     def due(self, until: int | None, missing: Callable[[int], int]) -> Iterator[tuple[Key, Score]]:
         """Yield the scores that take effect up to tick ``until``; wait for a late one.
@@ -217,9 +215,11 @@ class Scores:
         late = {key.group for key in self._asked - self._arrived.keys()}
         if self.rollouts.by_group:  # one late score needs all responses of its group
             self._arrived = {key: score for key, score in self._arrived.items() if key.group not in late}
-        for number in sorted(late):
-            group, keys = groups[number], sorted(self._asked - self._arrived.keys())
-            self._ask(group, [(key, group.completions_G[key.sample]) for key in keys if key.group == number])
+        again = sorted(self._asked - self._arrived.keys())
+        for group in (groups[number] for number in sorted(late)):
+            asked = [(key, group.completions_G[key.sample]) for key in again if key.group == group.id]
+            self.rollouts.judge(group.prompt, asked)
+            self.waiting += len(asked)
 
     def held(self) -> tuple[int, int | None]:
         """Count the scores that arrived and are not in effect; return the engine step of the first that has one."""

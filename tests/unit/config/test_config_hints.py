@@ -26,7 +26,7 @@ from dapo.errors import RecipeError
         ("dataloader.shuffle", ["data.shuffle"]),
         ("top_k", ["rollout.top_k"]),
         ("temperature", ["rollout.temperature", "validation.temperature"]),
-        ("algoritm.clip.low", ["algorithm.clip.low"]),
+        ("algoritm.clip.low", ["algorithm.clip.low", "algorithm.advantage_clip.low"]),
         ("rewards.0.wieght", ["rewards.N.weight"]),
     ],
 )
