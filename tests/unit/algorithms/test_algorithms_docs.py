@@ -39,7 +39,7 @@ def test_every_public_function_is_on_the_page():
     """Except what binds formulas to a run, and what belongs to a registered kind: docs/configuration.md has that."""
     made = {kind.function for union in (Loss, Advantage) for kind in kinds_of(union.__origin__).values()}
     elsewhere = {name.partition(":")[0] for name in made if ".variants." in name}
-    elsewhere |= {"dapo.algorithms.algorithm", "dapo.algorithms.entropy"}
+    elsewhere |= {f"dapo.algorithms.{name}" for name in ("algorithm", "entropy", "hook_checks")}
     public = {
         f"{module.__name__}.{name}"
         for module in MODULES
