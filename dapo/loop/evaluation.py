@@ -68,8 +68,7 @@ class Evaluator:
         return result_of(sets, self.samples, self.greedy)
 
     def _groups(self, number: int, first: int, prompts: Sequence[Prompt]) -> list[Group]:
-        samples = [*range(self.samples), *([GREEDY] if self.greedy else [])]
-        keys = [[Key("evaluate", first + index, sample) for sample in samples] for index in range(len(prompts))]
+        keys = [self._keys(first + index) for index in range(len(prompts))]
         requests = [
             SampleRequest(
                 key=key,
@@ -87,6 +86,11 @@ class Evaluator:
             for index, of_problem in enumerate(keys)
         ]
 
+    def _keys(self, group: int) -> list[Key]:
+        """Return the keys of a problem's responses; a greedy one is the last."""
+        samples = [*range(self.samples), *([GREEDY] if self.greedy else [])]
+        return [Key("evaluate", group, sample) for sample in samples]
+
     def _complete(
         self, requests: Sequence[SampleRequest], prompts: Mapping[Key, Prompt]
     ) -> tuple[dict[Key, Response], dict[Key, Score]]:
@@ -100,7 +104,7 @@ class Evaluator:
                 completions[response.key] = response
                 keys = [response.key]
                 if self.rollouts.by_group:  # the greedy response is one of its problem's group
-                    keys = [response.key._replace(sample=n) for n in range(self.samples + self.greedy)]
+                    keys = self._keys(response.key.group)
                 if all(key in completions for key in keys):
                     self.rollouts.judge(prompts[response.key], [(key, completions[key]) for key in keys])
             if lost := self.rollouts.lost("evaluate"):

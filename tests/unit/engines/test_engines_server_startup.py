@@ -81,16 +81,6 @@ def test_an_answer_larger_than_any_is_not_read_to_its_end(make, help, monkeypatc
     assert "larger than 26384 bytes" in drain(engine, 1)[(0, 0)].reason  # 10,000, and 2 KiB for each of eight tokens
 
 
-def test_an_address_with_a_password_is_refused_and_not_repeated(tmp_path):
-    for address in ("http://user:s3cret@127.0.0.1:9", "http://s3cret@127.0.0.1:9", "ftp://me:s3cret@127.0.0.1"):
-        with pytest.raises(EngineError, match=r"127\.0\.0\.1.*api_key_variable") as caught:
-            ServerEngine(address, "runs/one", vocabulary=40, longest=60)
-        assert "s3cret" not in str(caught.value)
-    for address in ("http://[::1", "http://127.0.0.1:99999", "http://"):
-        with pytest.raises(EngineError, match="expected something like"):
-            ServerEngine(address, "runs/one", vocabulary=40, longest=60)
-
-
 CONFIG = {
     "vocab_size": 40, "rope_parameters": {"rope_theta": 1e4, "factor": [1, 2]}, "rms_norm_eps": 1e-6,
     "hidden_act": "silu", "final_logit_softcapping": None, "num_experts_per_tok": 2, "logits_scaling": 1.0,

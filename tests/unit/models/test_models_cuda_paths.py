@@ -164,7 +164,7 @@ def test_chunks_of_the_head_add_up_in_float32(tmp_path, monkeypatch, fp32_head):
     whole = _head_gradient(loaded, rows)
     exact_rows = pack(rows, loaded.device)
     right_weight = loaded.model.lm_head.weight.double().detach().requires_grad_()
-    logits = hidden.flatten(0, 1).index_select(0, exact_rows.predictors).double() @ right_weight.T
+    logits = hidden.flatten(0, 1).index_select(0, exact_rows.sources.index).double() @ right_weight.T
     if not fp32_head:  # what is rounded on the way is no matter of adding up
         logits = logits + (logits.bfloat16().double() - logits).detach()
     chosen = logits.log_softmax(-1).gather(-1, exact_rows.targets[:, None])

@@ -28,7 +28,7 @@ def test_packed_layout():
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1]]
     assert batch.order == [0, 2, 1]
     assert batch.targets.tolist() == [1, 2, 3, 6, 4, 5]
-    assert batch.predictors.tolist() == [2, 3, 4, 2, 5, 6]
+    assert batch.sources.index.tolist() == [2, 3, 4, 2, 5, 6]
     assert batch.row_of_token.tolist() == [0, 0, 0, 1, 2, 2]
     assert batch.lengths == [3, 1, 2]
     assert batch.context.segments == [Segment(0, 3), Segment(3, 5, (0, 3)), Segment(5, 6), Segment(6, 7, (5, 6))]
@@ -39,7 +39,7 @@ def test_padded_layout():
     assert batch.input_ids.tolist() == [[10, 11, 12, 1, 2], [20, 4, 99, 99, 99], [10, 11, 12, 99, 99]]
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]
     assert batch.targets.tolist() == [1, 2, 3, 4, 5, 6]
-    assert batch.predictors.tolist() == [2, 3, 4, 5, 6, 12]
+    assert batch.sources.index.tolist() == [2, 3, 4, 5, 6, 12]
 
 
 def test_rows_of_one_group_with_other_prompts_do_not_share():
