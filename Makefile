@@ -8,6 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # without compiled files every process of the 
 # LOCKED=1: third-party packages by their hashes, and the project without dependencies on top (CONTRIBUTING.md).
 LOCKED ?=
 .venv/.installed: pyproject.toml constraints/cpu.txt constraints/ci.lock
+	@echo "installing dapo and its packages into .venv: some minutes, 2 GB"
 	$(PYTHON) -m venv .venv
 ifeq ($(LOCKED),)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints/cpu.txt -e ".[dev]"

@@ -6,7 +6,9 @@ A function, an objective or a class of a script or a notebook cell has no name b
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -68,6 +70,29 @@ def load(hook: str) -> Any:
         return _given[hook]
     search_working_directory()
     return getattr(importlib.import_module(module), name)
+
+
+def line_that_trains(module: str) -> int | None:
+    """Return the line of a module's file that calls ``trainer.train()`` when it is imported; None: no line does.
+
+    A script for another trainer, whose functions a recipe names, would train whenever a worker imports it.
+    """
+    if module in sys.modules or "." in module:
+        return None
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        return None
+    later = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+    nodes: list[ast.AST] = [ast.parse(Path(found.origin).read_bytes())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, later) or (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)):
+            continue
+        call = node.func if isinstance(node, ast.Call) else None
+        if isinstance(call, ast.Attribute) and call.attr == "train" and "trainer" in ast.unparse(call.value).lower():
+            return call.lineno
+        nodes += ast.iter_child_nodes(node)
+    return None
 
 
 def user_line(error: BaseException) -> str:

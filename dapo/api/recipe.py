@@ -14,6 +14,7 @@ from dapo.algorithms.objective import Objective
 from dapo.api.data import sources
 from dapo.api.objects import FOLDER, saved_model
 from dapo.config.load import LoadedRecipe, apply_settings, load_recipe, recipe_from_dict
+from dapo.config.peer_names import peer_hint
 from dapo.config.schema import Recipe
 from dapo.config.shipped import find_recipe
 from dapo.config.yaml_files import parse_yaml, read_recipe_file
@@ -221,7 +222,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
     for key in settings:
         if "." not in key and key not in SECTIONS | {"preset"}:
             near = get_close_matches(key, SECTIONS, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = f" ({peer})" if (peer := peer_hint(key)) else f" (did you mean {near[0]}?)" if near else ""
             raise RecipeError(
                 f"{key!r} is no argument and no section of a recipe{hint}; settings are given by section "
                 f"(trainer={{'steps': 20}}) or by their key (**{{'trainer.steps': 20}}). Sections: "

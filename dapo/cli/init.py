@@ -109,6 +109,8 @@ def write_recipe(wanted: Wanted, out: Path, *, force: bool = False) -> list[str]
         + ("" if wanted.reward else f" ({formulas(data.problems):.0%} of the first answers are numbers or formulas)"),
         f"machine: {machine.said}",
     ]
+    if held_out is None:
+        lines.append("no held-out problems: the run cannot say whether it learned; give some with --validation FILE")
     for problem, response in form.examples:
         lines.append(f"worked example, not trained on: {problem[:100]!r}, {response.strip()!r}")
     return lines + taken

@@ -15,6 +15,8 @@ from dapo.importing import common, teacher
 from dapo.importing.common import DS, FIX, LOSS
 from dapo.importing.reading import Reading, SourceValue
 
+_RIGHT = re.compile("accura|correct|answer|solv", re.IGNORECASE)
+"""Names of functions that say whether an answer is right."""
 _MODES = {
     "token_truncate": ("truncate", "cap"),
     "sequence_truncate": ("truncate_sequence", "sequence_cap"),
@@ -229,10 +231,13 @@ def _reward_functions(
             f"{r.title} calls a reward function with all completions of a batch, and here it sees one response; one "
             "that compares the responses to a prompt needs rewards.N.per=group"
         )
-    rewards[0]["name"], first = "accuracy", rewards[0]["name"]
-    note = f"dynamic sampling and the report read {first} as `accuracy`" if first != "accuracy" else ""
+    right = next((n for n, one in enumerate(rewards) if _RIGHT.search(one["name"])), 0)
+    rewards[right]["name"], read = "accuracy", rewards[right]["name"]
+    note = f"dynamic sampling and the report read {read} as `accuracy`" if read != "accuracy" else ""
+    if note and len(rewards) > 1:
+        r.say(f"{note}: give the name to another reward if that is not the one that says right or wrong")
     if len({reward["name"] for reward in rewards}) < len(rewards):
-        rewards = [{**reward, "name": "accuracy" if n == 0 else f"reward_{n}"} for n, reward in enumerate(rewards)]
+        rewards = [{**reward, "name": "accuracy" if n == right else f"reward_{n}"} for n, reward in enumerate(rewards)]
     r.put("rewards", rewards, *founds, note=note)
 
 

@@ -204,6 +204,14 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(part, names) for part in node.elts]
     if isinstance(node, ast.Call) and _code(node.func).endswith("load_dataset") and 0 < len(node.args) < 3:
+        given = {one.arg: _value(one.value, names) for one in node.keywords if one.arg in ("data_files", "split")}
+        files = given.get("data_files")
+        if isinstance(files, dict):
+            files = files.get(str(given.get("split", "train")))
+        if isinstance(files, str):
+            return files
+        if "data_files" in given:
+            raise NotConstant("several files")
         parts = [_value(part, names) for part in node.args]  # a name of the hub, and its subset
         if all(isinstance(part, str) for part in parts):
             return ":".join(parts)

@@ -1,4 +1,4 @@
-"""Which runs belong together: those whose recipes differ in seeds and name alone."""
+"""Which runs belong together: those whose recipes differ in seeds, name and what changes no number alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 FREE = {"name", "dir", "seed", "if_exists"}
 """Settings of ``run`` in which the runs of one family may differ."""
+ASIDE = {"checkpoint", "logging", "slurm"}
+"""Sections that change no number of a run."""
 LARGEST = 1e100
 """A number beyond it was not measured, and sums of such overflow."""
 
@@ -27,7 +29,8 @@ def family_of(given: dict[str, Any]) -> str:
 
 
 def shared(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return what the runs of one family share: a recipe without ``FREE``, and without seeds of generated problems."""
+    """Return what runs of one family share: a recipe without ``FREE``, ``ASIDE`` and seeds of generated problems."""
+    recipe = {key: value for key, value in recipe.items() if key not in ASIDE}
     run, data = (part if isinstance(part := recipe.get(name), dict) else {} for name in ("run", "data"))
     kept = recipe | {"run": {key: value for key, value in run.items() if key not in FREE}}
     return kept | {"data": {key: _without_seeds(value) for key, value in data.items()}} if data else kept

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from dapo.errors import RewardError
-from dapo.hooks import given, is_object, load, search_working_directory
+from dapo.hooks import given, is_object, line_that_trains, load, search_working_directory
 from dapo.metrics.names import reward_name_problem
 
 MAX_VALUES = 64  # numbers in the dict that one call may return
@@ -37,6 +37,12 @@ def load_function(path: str) -> RewardFunction:
             raise RewardError(f"reward function {path!r}: {error}") from None
     search_working_directory()
     try:
+        line = line_that_trains(module_name)
+        if line is not None:
+            raise ImportError(
+                f'line {line} of it starts another trainer, outside of `if __name__ == "__main__":`; put that line '
+                "below such a line, or move the function to a file of its own"
+            )
         module = importlib.import_module(module_name)
     except BaseException as error:  # user code may raise anything, SystemExit included
         raise RewardError(

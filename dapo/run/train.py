@@ -25,6 +25,7 @@ from dapo.errors import (
     EngineError,
     LearnerError,
     LearnerLost,
+    RecipeError,
     WithEvidence,
     of_the_machine,
 )
@@ -255,7 +256,7 @@ def _attempt(
         recorder = RunRecorder(folder, console, None, recipe, _pieces(session))
         try:
             trainer = session.trainer(recorder, checkpoints, deadline)
-            saved = _load(trainer, checkpoints, loaded, console) if resume else {}
+            saved = _load(trainer, checkpoints, loaded, console, recipe.trainer.steps) if resume else {}
             step = trainer.counters.training_steps
             if resume:  # from here on nothing refuses it, and what it wrote after the checkpoint goes
                 _cut_back(folder, console, step, checkpoints, recipe, evaluated=trainer.evaluated_at >= 0)
@@ -340,10 +341,15 @@ def _machine_told(folder: Path, *, resume: bool = False) -> Iterator[None]:
         raise told from error
 
 
-def _load(trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, console: Console) -> dict[str, Any]:
+def _load(
+    trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, console: Console, steps: int
+) -> dict[str, Any]:
     """Take over the newest checkpoint, if there is one; returns what it says of its run. Touches no file of the run.
 
+    ``steps``: of the whole run.
+
     Raises:
+        RecipeError: settings change, and the run has all its steps.
         CheckpointError: it is damaged, of another model, or of a recipe with other fixed settings.
         DataError: the training data are others.
     """
@@ -354,6 +360,7 @@ def _load(trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, 
     before, now = saved["facts"], trainer.facts
     if before.get("recipe"):
         changes = changed_since(before["recipe"], loaded.recipe)
+        _something_to_do(trainer.counters.training_steps, steps, [change.path for change in changes])
         for change in changes:
             console.say(f"other than at the checkpoint: {change.sentence()}")
         if any(change.path.startswith("rewards") for change in changes):
@@ -367,6 +374,15 @@ def _load(trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, 
             "prompts): accuracy before and after this resume cannot be compared"
         )
     return saved
+
+
+def _something_to_do(step: int, steps: int, changed: Sequence[str]) -> None:
+    """Refuse a resume whose other settings would be recorded, and would train nothing."""
+    if steps < step or (steps == step and set(changed) - {"trainer.steps"}):
+        raise RecipeError(
+            f"nothing to train with {', '.join(changed)}: the run is at step {step}, trainer.steps is {steps}; set "
+            f"trainer.steps above {step}, or start a run of another name"
+        )
 
 
 def _cut_back(

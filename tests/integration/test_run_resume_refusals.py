@@ -236,3 +236,12 @@ def test_what_a_resume_says_of_a_changed_run_and_what_it_leaves_alone(run, base,
     assert "a file that was cut or emptied of step 1" in said
     assert (run / "rollouts" / "step_x.parquet").read_text() == "mine"
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [2, 3]
+
+
+@pytest.mark.parametrize("changed", [["trainer.steps=1"], ["trainer.steps=2", "learner.learning_rate=0.5"]])
+def test_settings_that_could_train_nothing_are_refused_and_not_recorded(run, capsys, changed):
+    resolved = (run / "recipe.resolved.yaml").read_text()
+    assert main(["train", "--resume", str(run), *changed]) == 2
+    assert "the run is at step 2" in capsys.readouterr().err
+    assert (run / "recipe.resolved.yaml").read_text() == resolved
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2, 3]

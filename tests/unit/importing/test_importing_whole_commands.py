@@ -287,6 +287,21 @@ def test_a_script_of_trl_brings_its_data_prompt_and_rewards() -> None:
     assert "falls to its end" not in made.text
 
 
+@pytest.mark.parametrize("files", ['"own.jsonl"', '{"train": "own.jsonl", "test": "other.jsonl"}'])
+def test_a_script_of_trl_with_a_file_of_its_own_has_that_file(files: str) -> None:
+    text = SCRIPT.replace('"openai/gsm8k", "main", split', f'"json", data_files={files}, split')
+    lines = {key: line.value for key, line in import_text(text, "a.py").reading.lines.items()}
+    assert lines["data.train"][0]["path"] == "own.jsonl"
+
+
+def test_accuracy_is_the_reward_of_a_script_that_says_what_is_right() -> None:
+    text = SCRIPT.replace("[correctness_reward, format_reward", "[format_reward, correctness_reward")
+    made = import_text(text, "train_grpo.py")
+    named = {one["function"]: one["name"] for one in made.reading.lines["rewards"].value}
+    assert named == {"train_grpo:format_reward": "format_reward", "train_grpo:correctness_reward": "accuracy"}
+    assert any("correctness_reward as `accuracy`" in said for said in made.reading.said)
+
+
 def test_a_trainer_of_another_name_than_trls_is_the_first_line() -> None:
     text = SCRIPT.replace("GRPOTrainer(model", "MyGRPOTrainer(model").replace(", lambda **k: [0]", "")
     assert "MyGRPOTrainer is not TRL's own trainer" in first_line(text, "a.py")

@@ -123,6 +123,8 @@ def test_a_family_is_named_by_the_settings_that_differ(tmp_path, make_run):
     assert name.endswith("more setting")
     assert name.count("=") == 2
     assert name_families([[base], [named()]]) == ["", ""]
+    saved = named(checkpoint={"every": 3}, logging={"trackers": ["tensorboard"]})
+    assert saved.family == base.family != rate.family  # neither changes a number
     assert name_families([[base]]) == [""]
 
 

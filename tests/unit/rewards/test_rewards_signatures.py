@@ -13,7 +13,7 @@ from scoring import completion, prompt, score_all
 from dapo.config.schema import Reward
 from dapo.errors import RewardError
 from dapo.rewards.compose import build_scorer
-from dapo.rewards.function import read_values
+from dapo.rewards.function import load_function, read_values
 from dapo.rewards.signatures import adapt
 from dapo.types.batch import Prompt
 
@@ -169,3 +169,17 @@ def test_a_first_call_that_ends_the_worker_costs_no_response() -> None:
     scorer.close()
     assert [score.reward for score in scores] == [1.0, 0.0]
     assert scorer.stats()["worker_restarts"] == 1
+
+
+@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":\n    '])
+def test_a_script_that_would_train_when_it_is_imported_is_refused(tmp_path, monkeypatch, guard):
+    monkeypatch.chdir(tmp_path)
+    name = f"script_{len(guard)}"
+    text = f"def score(prompt, completion):\n    return 1.0\n\n\n{guard}trainer.train()\n"
+    (tmp_path / f"{name}.py").write_text(f"open('began', 'w')\n{text}")
+    if guard:
+        assert load_function(f"{name}:score")(None, None) == 1.0
+    else:
+        with pytest.raises(RewardError, match="line 6 of it starts another trainer"):
+            load_function(f"{name}:score")
+        assert not (tmp_path / "began").exists()
