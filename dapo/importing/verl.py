@@ -281,7 +281,7 @@ def _function(r: Reading, path: SourceValue, manager: SourceValue) -> bool:
         manager if "per" in reward else None,
         note=f"{module} must be importable from the folder you start in; accuracy only decides what is right",
     )
-    r.put("algorithm.reward_scaling.enabled", False, path, note="the function's own numbers train, as there")
+    r.put("algorithm.reward_scaling.enabled", False, path, note="verl scales none: the function's own numbers train")
     r.say(
         f"accuracy compares the last marked answer with the gold answer, since no number of {file.name} is known to "
         "lie in 0 .. 1: choose another kind in rewards.1 if your function reads answers otherwise"

@@ -46,7 +46,7 @@ BESIDE = (
     "function of verl)"
 )
 """An accuracy for a reward that is none."""
-_OUTSIDE = f"give that reward another name and put an accuracy beside it, {BESIDE}"
+_OUTSIDE = f"give that reward another name and add an accuracy, {BESIDE}"
 _EASIER = "take easier problems, show a worked example (data.few_shot)"
 
 
@@ -133,8 +133,8 @@ def start_said(held_out: HeldOut, recipe: Recipe) -> str:
     expected, unscored = expected_shares(held_out, recipe), held_out.responses - held_out.known
     if unscored and cause_of(expected) is Cause.SOLVED and _solved_no_more(held_out, recipe):
         return (
-            f"{unscored:,} of {held_out.responses:,} held-out responses could not be scored, so nobody knows whether "
-            "they are right: a verifier that fails on wrong answers makes every problem look solved. The column "
+            f"{unscored:,} of {held_out.responses:,} held-out responses could not be scored, and may be right or "
+            "wrong: a verifier that fails on wrong answers makes every problem look solved. The column "
             f"`unscored` of evaluations/ has the reasons. If it is an accuracy that is not in [0, 1], {_OUTSIDE}."
         )
     if correct_decides(recipe) and held_out.known and expected.kept < HEALTHY:
