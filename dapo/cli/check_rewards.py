@@ -10,9 +10,11 @@ import numpy as np
 
 from dapo.config import Recipe
 from dapo.config.mixed import correct_decides, mixed_by_spread, mixed_said
+from dapo.config.reward_range import SumRange, fitting
 from dapo.config.schema import Reward
 from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
+from dapo.observe.why import BESIDE
 from dapo.rewards.code import find_program
 from dapo.rewards.compared_text import read_golds
 from dapo.types.batch import Key, Prompt, Response, Score
@@ -56,6 +58,7 @@ class Trial:
     refusals: list[str] = field(default_factory=list)  # training would be for nothing
     recorded: set[str] = field(default_factory=set)  # names of all values that rewards gave
     forms: dict[str, str] = field(default_factory=dict)  # how a right answer is written, by source
+    sums: list[float] = field(default_factory=list)  # weighted, of all answers that are scored
     fraction: float | None = None  # an accuracy of a function's between 0 and 1, the first that was seen
 
     def refuse(self) -> None:
@@ -110,7 +113,22 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
                 "all wrong, and is not trained on. To keep groups whose scores differ, set "
                 "algorithm.dynamic_sampling.mixed: spread"
             )
+    trial.doubts += _clamped(recipe, trial.sums)
     return trial
+
+
+def _clamped(recipe: Recipe, sums: Sequence[float]) -> Iterator[str]:
+    """Doubt an interval of reward scaling that weighted sums leave."""
+    scaling = recipe.algorithm.reward_scaling
+    if not sums or not scaling.enabled or recipe.algorithm.shaping is not None:
+        return
+    found = SumRange("", min(*sums, scaling.source_min), max(*sums, scaling.source_max))
+    if found.leaves(scaling.source_min, scaling.source_max):
+        yield (
+            f"the weighted sum of the rewards runs from {min(sums):.4g} to {max(sums):.4g} on these answers, and "
+            f"algorithm.reward_scaling clamps it to {scaling.source_min:g} .. {scaling.source_max:g}: what is clamped "
+            f"away teaches nothing. Set {fitting(recipe, found)}, or algorithm.reward_scaling.enabled=false"
+        )
 
 
 def _impatient(recipe: Recipe) -> Recipe:
@@ -227,6 +245,12 @@ class _Source:
         tried = len(right) + len(wrong) + len(empty)
         if right and not any(score.scored for score in right):
             self.trial.refusals.append(f"{self.name}: no gold answer is scored: {right[0].reason}")
+        elif right and not any(score.scored for score in wrong):
+            move = f", {BESIDE}" if str(wrong[0].reason).startswith("accuracy: ") else ""
+            self.trial.refusals.append(
+                f"{self.name}: no wrong answer is scored ({len(failed)} of {tried} answers are unscored), so every "
+                f"group would be all right or without a vote: {wrong[0].reason}{move}"
+            )
         elif failed:
             self.trial.doubts.append(f"{self.name}: {len(failed)} of {tried} answers are unscored: {failed[0]}")
 
@@ -305,6 +329,7 @@ class _Source:
             if not answers:
                 raise RewardError(f"{self.name}: the scorer lost {wanted - len(found)} answers")
             found.update(answers)
+        self.trial.sums += [score.reward for score in found.values() if score.scored]
         self.trial.recorded |= {name for score in found.values() for name in score.values}
         return [found[Key("check", index, 0)] for index in range(len(pairs))]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
+
 from dapo.importing import common, teacher
 from dapo.importing.common import DS, FIX, LOSS
 from dapo.importing.reading import Reading, SourceValue
@@ -14,6 +17,11 @@ _MODES = {
     "seq-mean-token-sum": "sequence_sum",
     "seq-mean-token-sum-norm": "constant",
 }
+_FUNCTION = [f"{section}custom_reward_function" for section in ("reward.", "", "reward_model.")]
+"""Where releases have the user's reward function."""
+_MANAGER = ("reward.reward_manager.module.path", "reward_manager.module.path", "reward_model.reward_loop_module_path")
+"""Where they have code that takes the place of their reward managers."""
+_GIVE_IT = "give its rule as rewards.N.kind=function rewards.N.function=MODULE:NAME (docs/own_reward.md)"
 
 
 def convert(r: Reading) -> None:
@@ -23,6 +31,7 @@ def convert(r: Reading) -> None:
     _clip_and_loss(r)
     _sampling(r, prompts)
     _length(r)
+    _reward(r)
     _advantage(r)
     teacher.verl(r)
     _running(r)
@@ -221,7 +230,17 @@ def _length(r: Reading) -> None:
         common.penalty(r, longest, cache, factor, on)
     else:
         common.no_penalty(r, on)
+
+
+def _reward(r: Reading) -> None:
+    """Write the user's function beside an accuracy that does not train, or the rule of the trainer's as ``math``."""
     manager = r.text("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager", default="naive")
+    code = r.find(*_MANAGER)
+    if code is not None:
+        r.cautions.append(f"your reward manager was not taken ({common.brief(code)}): {_GIVE_IT}")
+    path = r.find(*(f"{section}.path" for section in _FUNCTION))
+    if path is not None and _function(r, path, manager):
+        return
     if manager.value == "batch":
         r.cautions.append(
             f"{common.brief(manager)}: the function sees all responses of a batch there. Give it as rewards.N.kind="
@@ -230,7 +249,48 @@ def _length(r: Reading) -> None:
     dapo = str(manager.value).lower() == "dapo"
     note = "the scorer of DAPO's data gives 1 and -1" if dapo else "rewards as the rule gives them, 0 and 1 here"
     r.put("algorithm.reward_scaling.enabled", dapo, manager, note=note)
-    common.reward(r)
+    if "rewards" not in r.lines:
+        common.reward(r, path)
+
+
+def _function(r: Reading, path: SourceValue, manager: SourceValue) -> bool:
+    """Write the function of ``custom_reward_function``, and return whether it could be named as ``module:name``."""
+    name = r.text(*(f"{section}.name" for section in _FUNCTION), default="compute_score")
+    spelled = str(path.value)
+    file, unread = PurePath(spelled), path.unread or name.unread
+    module = spelled.removeprefix("pkg://") if spelled.startswith("pkg://") else file.stem * (file.suffix == ".py")
+    if unread or not all(part.isidentifier() for part in (*module.split("."), name.value)):
+        found = (
+            unread or f"{common.brief(path)}, {common.brief(name)} is no function of a Python file that can be named"
+        )
+        r.cautions.append(f"your reward function was not taken: {found}; {_GIVE_IT}")
+        if unread:
+            r.put("rewards", [], path, name)
+        return False
+    reward = {"name": "score", "kind": "function", "function": f"{module}:{name.value}"}
+    if manager.value == "batch":
+        reward["per"] = "group"
+        r.say(
+            f"{common.brief(manager)}: the function sees all responses of a batch there, and those to one prompt here"
+        )
+    r.put(
+        "rewards",
+        [reward, {"name": "accuracy", "kind": "math", "weight": 0.0}],
+        path,
+        name,
+        manager if "per" in reward else None,
+        note=f"{module} must be importable from the folder you start in; accuracy only decides what is right",
+    )
+    r.put("algorithm.reward_scaling.enabled", False, path, note="verl scales none: the function's own numbers train")
+    r.say(
+        f"accuracy compares the last marked answer with the gold answer, since no number of {file.name} is known to "
+        "lie in 0 .. 1: choose another kind in rewards.1 if your function reads answers otherwise"
+    )
+    passed = [key for key in r.source.settings if re.match(r"(\w+\.)?custom_reward_function\.reward_kwargs\.", key)]
+    if passed:
+        given = ", ".join(common.brief(one) for key in passed if (one := r.find(key)) is not None)
+        r.cautions.append(f"your reward function does not get {given} here: make them defaults of its parameters")
+    return True
 
 
 def _advantage(r: Reading) -> None:

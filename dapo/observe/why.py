@@ -41,6 +41,12 @@ _FORM = (
     "another kind of reward (rewards; last_number reads the last number)"
 )
 """What to do where a verifier finds no answers."""
+BESIDE = (
+    "such as {name: accuracy, kind: math, weight: 0}; or return a dict with an accuracy between 0 and 1 (`acc` in a "
+    "function of verl)"
+)
+"""An accuracy for a reward that is none."""
+_OUTSIDE = f"give that reward another name and add an accuracy, {BESIDE}"
 _EASIER = "take easier problems, show a worked example (data.few_shot)"
 
 
@@ -124,7 +130,13 @@ def start_said(held_out: HeldOut, recipe: Recipe) -> str:
     """Return what the evaluation before training foretells of batches that hardly fill; "" where it foretells none."""
     if held_out.responses < ENOUGH:
         return ""
-    expected = expected_shares(held_out, recipe)
+    expected, unscored = expected_shares(held_out, recipe), held_out.responses - held_out.known
+    if unscored and cause_of(expected) is Cause.SOLVED and _solved_no_more(held_out, recipe):
+        return (
+            f"{unscored:,} of {held_out.responses:,} held-out responses could not be scored, and may be right or "
+            "wrong: a verifier that fails on wrong answers makes every problem look solved. The column "
+            f"`unscored` of evaluations/ has the reasons. If it is an accuracy that is not in [0, 1], {_OUTSIDE}."
+        )
     if correct_decides(recipe) and held_out.known and expected.kept < HEALTHY:
         said = why(expected, LATER)
         return (
@@ -137,6 +149,12 @@ def start_said(held_out: HeldOut, recipe: Recipe) -> str:
             "rollout.max_response_tokens, or ask for shorter answers in data.instruction."
         )
     return ""
+
+
+def _solved_no_more(held_out: HeldOut, recipe: Recipe) -> bool:
+    """Whether problems would not be solved if the responses without a score were wrong."""
+    share = held_out.known / held_out.responses
+    return (held_out.accuracy * share) ** recipe.rollout.group_size <= NEARLY_ALL
 
 
 def evaluating_line(progress: EvaluationProgress, left: str = "") -> str:
@@ -253,6 +271,12 @@ def _larger_groups(shares: Shares) -> str:
 
 def _solved(shares: Shares, rollouts: str) -> str:
     said = f"{_percent(shares.all_correct)} of the groups are all correct: "
+    outside = sum(n for reason, n in shares.unscored.items() if reason.partition(":")[0] == "accuracy")
+    if outside:
+        return (
+            f"{said}that is of the responses that have a score. {counted(outside, 'response')} had none, since the "
+            f"number called accuracy was not in [0, 1], as a score of -1 for wrong answers is. To train, {_OUTSIDE}."
+        )
     if shares.all_correct > NEARLY_ALL:
         said += "the problems are solved. Take harder problems, or end the run here"
     else:

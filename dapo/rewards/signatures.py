@@ -275,6 +275,8 @@ class _Verl:
             return found
         if "score" not in found:
             raise ValueError(f"expected a number or a dict with 'score', found {describe(dict(found))}")
+        if self._reward == "accuracy" and "acc" in found:  # whose score may be -1, or have more parts
+            return {**_numbers(found), self._reward: found["acc"]}
         return {
             **_numbers({key: value for key, value in found.items() if key != "score"}),
             self._reward: found["score"],

@@ -46,6 +46,13 @@ def by_distance(prompt, completion):
     said = completion.text.strip("=")
     return max(0.0, 1 - abs(int(said) - int(prompt.answer)) / 2) if said.isdigit() else 0.0
 
+def signed(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0 if solution_str.endswith(ground_truth) else -1.0
+
+def signed_and_acc(data_source, solution_str, ground_truth, extra_info=None):
+    score = signed(data_source, solution_str, ground_truth)
+    return {"score": score, "acc": score > 0}
+
 def counts(prompt, completion):
     return {"accuracy": completion.text.endswith(prompt.answer), "tokens": len(completion)}
 """
@@ -122,6 +129,26 @@ def test_an_accuracy_of_fractions_is_doubted_where_only_whole_ones_count() -> No
     assert doubt.endswith("set algorithm.dynamic_sampling.mixed: spread")
     for settings in ({"mixed": "spread"}, {"keep": "mine:keep"}, {"mode": "off"}):
         assert tried(function("by_distance"), algorithm={"dynamic_sampling": settings}).doubts == []
+
+
+def test_scores_of_minus_one_for_wrong_answers_are_no_accuracy() -> None:
+    refusals = tried(function("signed")).refusals
+    assert [text.partition(":")[0] for text in refusals] == ["train", "held"]
+    assert "no wrong answer is scored (14 of 21 answers are unscored)" in refusals[0]
+    assert "accuracy: -1 is not in [0, 1]" in refusals[0]
+    assert "{name: accuracy, kind: math, weight: 0}" in refusals[0]
+    trial = tried(function("signed_and_acc"))
+    assert trial.refusals == trial.doubts == []
+    assert "wrong score -1, acc 0, accuracy 0" in trial.brief[0]
+
+
+def test_sums_that_scaling_clamps_are_doubted() -> None:
+    rewards = ({"kind": "exact", "weight": 0.0}, {**function("signed"), "name": "score"})
+    (doubt,) = tried(*rewards).doubts[-1:]
+    assert "runs from -1 to 1 on these answers" in doubt
+    assert "Set algorithm.reward_scaling.source_min=-1, or" in doubt
+    for scaling in ({"source_min": -1.0}, {"enabled": False}):
+        assert not any("clamps" in text for text in tried(*rewards, algorithm={"reward_scaling": scaling}).doubts)
 
 
 @pytest.mark.whole

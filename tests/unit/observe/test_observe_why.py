@@ -215,6 +215,17 @@ def test_the_first_evaluation_foretells_batches_that_hardly_fill():
     )
 
 
+def test_no_problems_are_solved_while_wrong_answers_have_no_score():
+    said = foretold([[1.0, None]] * 60)
+    assert said.startswith("60 of 120 held-out responses could not be scored")
+    assert "problems are solved" not in said
+    assert "{name: accuracy, kind: math, weight: 0}" in said
+    assert "the problems are solved" in foretold([[1.0] * 4] * 60 + [[1.0, 1.0, 1.0, None]])  # 1 in 244 is nothing
+    shares = Shares(all_correct=0.9, kept=0.0, judged=50, unscored={"accuracy": 200})
+    assert "problems are solved" not in why(shares)
+    assert "200 responses had none" in why(shares)
+
+
 def test_nothing_is_foretold_of_a_model_that_can_learn_or_where_too_little_is_known():
     assert foretold([[1.0, 0.0]] * 120, cut=120) == ""
     assert foretold([[0.0]] * 19, cut=19) == ""

@@ -82,8 +82,22 @@ def test_a_list_of_another_length_is_an_error() -> None:
 
 def test_verl_gets_its_columns_and_its_numbers_are_recorded() -> None:
     row = {"data_source": "gsm8k", "reward_model": {"ground_truth": "42"}, "extra_info": {"index": 3}}
-    assert call("compute_score", of=prompt("42", **row)) == {"accuracy": 1.0, "acc": 1.0, "index": 3.0}
-    assert call("compute_score", " 43", prompt("42", index=4)) == {"accuracy": 0.0, "acc": 0.0, "index": 4.0}
+    assert call("compute_score", of=prompt("42", **row)) == {"accuracy": 1.0, "score": 1.0, "acc": 1.0, "index": 3.0}
+    assert call("compute_score", " 43", prompt("42", index=4)) == {
+        "accuracy": 0.0,
+        "score": 0.0,
+        "acc": 0.0,
+        "index": 4.0,
+    }
+
+
+def test_accuracy_is_verls_acc_where_a_score_stands_beside_it() -> None:
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return {"score": -1.0, "acc": False}
+
+    for reward, values in (("accuracy", {"accuracy": 0.0, "score": -1.0, "acc": 0.0}), ("s", {"s": -1.0, "acc": 0.0})):
+        function = adapt(compute_score, "mine:compute_score", reward)
+        assert read_values(function(prompt("42"), completion("43")), reward) == values
 
 
 @pytest.mark.parametrize(
