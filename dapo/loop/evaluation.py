@@ -46,6 +46,7 @@ class Evaluator:
         """``watch`` is called whenever a response ended or was scored."""
         self.rollouts, self.prompts = rollouts, prompts
         self.sampling, self.samples, self.greedy, self.seed = sampling, samples, greedy, seed
+        self._samples = [*range(samples), *([GREEDY] if greedy else [])]  # of a problem, as their keys have them
         self.watch = watch
         self._told: set[tuple[str, bool]] = set()  # failures of verifiers that were told: kind, accuracy known
         self._answered = self._scored = 0  # responses of the evaluation that goes on
@@ -68,8 +69,7 @@ class Evaluator:
         return result_of(sets, self.samples, self.greedy)
 
     def _groups(self, number: int, first: int, prompts: Sequence[Prompt]) -> list[Group]:
-        samples = [*range(self.samples), *([GREEDY] if self.greedy else [])]
-        keys = [[Key("evaluate", first + index, sample) for sample in samples] for index in range(len(prompts))]
+        keys = [[Key("evaluate", first + index, sample) for sample in self._samples] for index in range(len(prompts))]
         requests = [
             SampleRequest(
                 key=key,
@@ -100,7 +100,7 @@ class Evaluator:
                 completions[response.key] = response
                 keys = [response.key]
                 if self.rollouts.by_group:  # the greedy response is one of its problem's group
-                    keys = [response.key._replace(sample=n) for n in range(self.samples + self.greedy)]
+                    keys = [response.key._replace(sample=sample) for sample in self._samples]
                 if all(key in completions for key in keys):
                     self.rollouts.judge(prompts[response.key], [(key, completions[key]) for key in keys])
             if lost := self.rollouts.lost("evaluate"):

@@ -29,7 +29,7 @@ from dapo.observe.log import logging_to
 from dapo.observe.sentences import notice_said, stop_said
 from dapo.rewards.compose import build_scorer
 from dapo.types.batch import Prompt, SamplingParams, Score
-from dapo.types.evaluation import EvaluationProgress
+from dapo.types.evaluation import GREEDY, EvaluationProgress
 from dapo.types.evidence import SilentEvidence
 
 
@@ -194,7 +194,7 @@ def test_rewards_that_see_a_group_are_asked_once_a_problem_about_what_the_engine
     engine = ScriptedEngine(lambda g, i: 3 - i, capacity=3, fail=lambda g, i: (g, i) == (1, 1))
     scorer = GroupScorer()
     result = evaluator(scorer, samples=2, greedy=True, engine=engine).evaluate()
-    assert scorer.asked == {0: [0, 1, 2], 1: [0, 2]}  # the greedy response is the last
+    assert scorer.asked == {0: [0, 1, GREEDY], 1: [0, GREEDY]}
     assert result.metrics["validation/greedy_accuracy"] == 1.0
     assert result.metrics["validation/accuracy"] == 0.0
     assert result.metrics["validation/unscored_engine"] == 1
