@@ -104,14 +104,17 @@ class Algorithm:
         return voters if self.truncated_vote else voters & ~group.truncated()
 
     def verdict(self, group: Group) -> Verdict:
-        """Judge a finished group on the raw metric, before any scaling or length penalty."""
+        """Judge a finished group on the raw metric, before any scaling or length penalty.
+
+        A teacher alone keeps every group with a voter: it has something to say of equal scores, too.
+        """
+        voters = self.voters(group)
+        if self.taught_alone and voters.any():
+            return Verdict.KEPT
         values = np.array(
             [s.values.get(self.metric, np.nan) if s.scored else np.nan for s in group.scores_G], dtype=np.float64
         )
-        voters = self.voters(group)
-        verdict = self.judge(values, voters & ~np.isnan(values))
-        teaches = self.taught_alone and verdict is Verdict.TOO_FEW_SCORED and voters.any()
-        return Verdict.KEPT if teaches else verdict
+        return self.judge(values, voters & ~np.isnan(values))
 
     def shape_group(self, group: Group) -> None:
         """Scale rewards and add the length penalty; unscored members stay nan and carry no loss."""

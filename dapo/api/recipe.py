@@ -71,6 +71,10 @@ def ask(
         DataError: the data given are none.
     """
     settings = dict(settings or {})
+    section = "sft" if sft else "data"
+    keys = {"rewards": "rewards", "train": f"{section}.train", "validation": f"{section}.validation"}
+    arguments = {"rewards": rewards, "train": train, "validation": validation, "objective": objective}
+    _refuse_twice(settings, {keys.get(n, "algorithm.loss.kind"): n for n, v in arguments.items() if v is not None})
     if objective is not None:
         settings["algorithm.loss.kind"] = objective
     settings |= _environment_settings(environment, tools)
@@ -99,7 +103,6 @@ def ask(
             "tokenizer=... belongs to a loaded model, given as model=...: a model that is named has its own tokenizer; "
             "another chat template is data.chat_template"
         )
-    section = "sft" if sft else "data"
     data = dict(given.get(section) or {})
     if train is not None:
         data["train"] = sources(train, "train", folder)
@@ -109,6 +112,26 @@ def ask(
         given[section] = data
     loaded = recipe_from_dict(given, path=path, sft=sft, beneath=beneath)
     return Asked(replace(loaded, warnings=(*loaded.warnings, *notes)), _objects(loaded.recipe))
+
+
+def _refuse_twice(settings: Mapping[str, Any], arguments: Mapping[str, str]) -> None:
+    """Refuse a setting that one call gives twice with different values, since one of them would be dropped.
+
+    Args:
+        settings: sections and dotted keys.
+        arguments: the keyword arguments that were given, by the key that each sets.
+    """
+    seen: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat: dict[str, Any] = {}
+        _flatten(name, value, flat)
+        for key, one in flat.items():
+            if key in seen and seen[key] is not one and seen[key] != one:
+                raise RecipeError(f"{key} is given twice, as {seen[key]!r} and as {one!r}: give it once")
+            for above, argument in arguments.items():
+                if f"{key}.".startswith(f"{above}."):
+                    raise RecipeError(f"{argument}=... sets {above}, and {key} is given too: put all of it in one")
+        seen |= flat
 
 
 def _taken_model(settings: dict[str, Any]) -> Any:
@@ -237,8 +260,6 @@ def reward_sections(given: Sequence[RewardLike] | RewardLike) -> list[dict[str, 
         RecipeError: something in it is no reward.
     """
     items = [given] if callable(given) or isinstance(given, str | Mapping) else list(given)
-    if not items:
-        raise RecipeError("rewards=[] asks for nothing: give at least one, the accuracy")
     named = any(isinstance(item, Mapping) and item.get("name", "accuracy") == "accuracy" for item in items)
     named = named or any(getattr(item, "__name__", "") == "accuracy" for item in items)
     rewards = []

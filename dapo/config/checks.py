@@ -88,6 +88,9 @@ def _batch(r: Recipe) -> Broken:
 
 
 def _group(r: Recipe) -> Broken:
+    bounds = r.algorithm.advantage_clip
+    if (bounds.low, bounds.high) == (0, 0):
+        yield "algorithm.advantage_clip", "makes every advantage 0, so no reward trains; give low below 0 or high above"
     if r.rollout.group_size > 1 or taught_alone(r):
         return
     advantage, sampling = r.algorithm.advantage, r.algorithm.dynamic_sampling

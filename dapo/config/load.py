@@ -132,7 +132,7 @@ def apply_settings(given: Mapping[str, Any], settings: Mapping[str, Any], *, fil
         for key, value in settings.items():
             _set(above, key, value)
         own, _ = take_out(own, above, defaults_only=True)
-    problems = [problem for key, value in settings.items() if (problem := _set(own, key, value))]
+    problems = [problem for key, value in spelled(settings).items() if (problem := _set(own, key, value))]
     if problems:
         raise refuse(problems, Origin(overrides=frozenset(settings)))
     return own

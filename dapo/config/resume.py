@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def no_run(folder: str | Path) -> str:
 
 
 def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tuple[LoadedRecipe, list[Change]]:
-    """Return the recipe of a run folder with overrides on top, and what they change.
+    """Return the recipe of a run folder with overrides on top, and what they change. Its warnings are the new ones.
 
     Settings that followed ``rollout.max_staleness`` follow its new value, unless an override names them.
 
@@ -120,6 +120,7 @@ def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tu
     old = load_recipe(file, of_a_run=True)
     overrides = [*_following(old.recipe, overrides), *overrides]
     new = load_recipe(file, overrides)
+    new = replace(new, warnings=tuple(one for one in new.warnings if one not in old.warnings))
     return new, check_resume(old.recipe, new.recipe, overrides)
 
 

@@ -23,6 +23,7 @@ from dapo.environments.chat_requests import BadRequest, Completed, Requested, Sa
 MOST_BODY = 1 << 22  # bytes of a request's body
 MOST_THREADS = 4096  # of the process, made as they are needed
 QUIET = 600.0  # seconds that a connection may say nothing between two requests
+SERVED = "This endpoint serves POST /v1/chat/completions and GET /v1/models"
 OVER = "this episode is over: no further turn of the model can be had with its key"
 
 
@@ -185,3 +186,6 @@ async def _refusing(
         return await handler(request)
     except BadRequest as error:
         return web.json_response(shown_error(str(error), error.code), status=error.status)
+    except web.HTTPException as error:  # a path that is not served, a body that is too long
+        said = f"{request.method} {request.path}: {(error.text or '').rstrip('.')}. {SERVED}"
+        return web.json_response(shown_error(said, "invalid_request"), status=error.status)

@@ -23,6 +23,8 @@ from pydantic.errors import PydanticUserError
 
 from dapo.types.environment import Call
 
+_MOST_WRONG = 3  # parts of an argument, or members of a union, that a message names
+
 
 class ToolError(ValueError):
     """A function that cannot be a tool, or a call that does not fit its schema."""
@@ -49,7 +51,7 @@ class Tool:
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", name):
             raise ToolError(f"a tool needs a name of letters, digits and _, found {name!r}; use a named function")
         try:
-            hints = typing.get_type_hints(function)
+            hints = typing.get_type_hints(function, include_extras=True)  # bounds and descriptions of Annotated
         except Exception as error:
             raise ToolError(f"tool {name}: its types cannot be read: {error}") from None
         kinds, described, required = dict[str, TypeAdapter[Any]](), dict[str, Any](), list[str]()
@@ -92,10 +94,15 @@ class Tool:
             try:
                 fitted[key] = self.types[key].validate_json(json.dumps(value), strict=True)
             except ValidationError as error:
-                wrong = error.errors(include_url=False)[0]
-                said = f"{wrong['msg'][:1].lower()}{wrong['msg'][1:]}, found {repr(wrong['input'])[:60]}"
-                raise ToolError(f"{self.name}: {key!r}: {said}") from None
+                said = [_wrong(key, wrong) for wrong in error.errors(include_url=False)[:_MOST_WRONG]]
+                raise ToolError(f"{self.name}: {'; '.join(said)}") from None
         return fitted
+
+
+def _wrong(key: str, wrong: Mapping[str, Any]) -> str:
+    """Return what is wrong with a part of an argument, by its place, such as ``'point.x'``."""
+    place = ".".join(map(str, (key, *wrong["loc"])))
+    return f"{place!r}: {wrong['msg'][:1].lower()}{wrong['msg'][1:]}, found {repr(wrong['input'])[:60]}"
 
 
 def find_tool(tools: Mapping[str, Tool], call: Call) -> Tool:

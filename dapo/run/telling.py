@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -90,12 +91,14 @@ def say_recipe(console: Console, loaded: LoadedRecipe, given: Given) -> None:
         console.warn(warning)
 
 
-def say_changes(console: Console, changes: list[Change]) -> None:
+def say_changes(console: Console, changes: list[Change], warnings: Sequence[str]) -> None:
     if not changes:
         return
     console.say("changed for this resume:")
     for change in changes:
         console.say(f"  {change.sentence()}")
+    for warning in warnings:
+        console.warn(warning)
 
 
 def say_end(folder: RunFolder, console: Console, loaded: LoadedRecipe, finished: bool) -> None:

@@ -178,7 +178,7 @@ def go_on(
             checkpoints.mend()
             if checkpoints.steps():
                 checkpoints.path()  # a damaged one is refused before anything is written
-            greet = partial(say_changes, console, changes)
+            greet = partial(say_changes, console, changes, loaded.warnings)
             return (yield from _run(loaded, folder, console, greet, given, deadline, resume=True))
 
 

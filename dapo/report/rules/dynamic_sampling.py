@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dapo.config.check_teacher import taught_alone
 from dapo.observe.sentences import unfilled_said
 from dapo.observe.shares import shares_of
 from dapo.observe.text import number, percent
@@ -94,6 +95,8 @@ def few_groups_teach(facts: Facts) -> Finding | None:
     kept = facts.late("sampling/acceptance_rate")
     if mode not in ("off", "mask") or kept is None or kept >= HEALTHY:
         return None
+    if facts.run.recipe is not None and taught_alone(facts.run.recipe):
+        return None  # equal scores teach as well; what is cut off has a rule of its own
     shares = late_shares(facts)
     first, last = facts.span("sampling/acceptance_rate", lambda value: value < HEALTHY)
     return Finding(

@@ -123,5 +123,7 @@ def test_a_teacher_alone_learns_from_every_response_that_the_engine_ended():
     ]
     assert [bool(row.loss_mask.all()) for row in rows] == [True, True, False]
     assert [row.advantage for row in rows] == [0.0, 0.0, 0.0]
+    equal = taught(taught_alone=True, judge=lambda values, voters: Verdict.ALL_CORRECT)
+    assert equal.verdict(groups[0]) is Verdict.KEPT  # since it trains, it is no loss of dynamic sampling
     beside = taught(teachers={"s": "teacher:t"})
     assert not any(row.loss_mask.any() for row in plan(beside, groups, {}).minibatches[0])

@@ -64,6 +64,38 @@ def test_settings_alone_make_a_recipe(tmp_path, monkeypatch):
     assert (recipe.model.path, recipe.trainer.steps) == ("a/b", 3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "settings", "key"),
+    [
+        ({"rewards": [score]}, {"rewards.0.weight": 2.0}, "rewards.0.weight"),
+        ({"train": ROWS}, {"data": {"train": [{"task": "signed_sum"}]}}, "data.train"),
+        ({"objective": "cispo"}, {"algorithm": {"loss": {"kind": "clip"}}}, "algorithm.loss.kind"),
+        ({}, {"trainer.steps": 2, "trainer": {"steps": 1}}, "trainer.steps"),
+    ],
+)
+def test_a_call_that_sets_one_thing_twice_is_refused_since_one_value_would_be_lost(arguments, settings, key):
+    with pytest.raises(RecipeError, match=key.replace(".", r"\.")):
+        ask("quickstart", settings=settings, **arguments)
+
+
+def test_what_is_given_twice_and_alike_or_in_parts_is_fine():
+    settings = {
+        "trainer": {"steps": 2},
+        "trainer.steps": 2,
+        "algorithm": {"loss": "sapo"},
+        "algorithm.loss.positive": 0.5,
+    }
+    recipe = ask("quickstart", rewards=[{"kind": "exact", "weight": 0.5}], settings=settings).loaded.recipe
+    assert (recipe.trainer.steps, recipe.algorithm.loss.positive, recipe.rewards[0].weight) == (2, 0.5, 0.5)
+
+
+def test_no_rewards_are_those_of_a_teacher_alone():
+    settings = {"preset": "distillation", "algorithm.teacher.path": "a/b", "data.validation": []}
+    assert ask("quickstart", rewards=[], settings=settings).loaded.recipe.rewards == []
+    with pytest.raises(RecipeError, match=r"algorithm\.teacher\.path"):
+        ask("quickstart", rewards=[])
+
+
 def test_functions_of_a_module_keep_their_name_and_others_are_objects_of_the_program():
     def local(prompt, completion):
         return 0.0
@@ -142,7 +174,7 @@ def test_a_data_set_of_the_hub_library(tmp_path):
         (lambda: ask("nowhere.yaml"), "recipe file not found"),
         (lambda: ask(SMALL, settings={"steps": 3}), "'steps' is no argument and no section"),
         (lambda: ask(SMALL, settings={"trainer.stepz": 3}), r"trainer\.steps"),
-        (lambda: ask(SMALL, rewards=[]), "at least one"),
+        (lambda: ask(SMALL, rewards=[]), "nothing would train"),
         (lambda: ask(SMALL, rewards=[3]), "found int"),
         (lambda: ask(SMALL, train=3), "int is no data"),
         (lambda: ask(SMALL, train=[]), "hold no record"),

@@ -58,6 +58,7 @@ def test_the_base_of_these_tests_is_good() -> None:
         ('trainer.steps="5"', ['trainer.steps: "5"', "write it without quotes: 5"]),
         ("learner.learning_rate=true", ["learner.learning_rate: true", "a number >= 1e-15 and <= 10"]),
         ("learner.learning_rate=.inf", ["learner.learning_rate"]),
+        ("algorithm.advantage_clip={low: 0, high: 0}", ["makes every advantage 0", "low below 0"]),
         ("algorithm.overlong_filtering=on", ['"on"', "true or false", "write true"]),
         ("algorithm.overlong_filtering=1", ["true or false"]),
         ("algorithm.loss.reduction=token-mean", ["`token_mean`"]),

@@ -109,6 +109,15 @@ def test_free_settings_change_at_will(run: Path) -> None:
     assert check_resume(OLD.recipe, new) == changes  # even when nobody names them
 
 
+def test_a_change_that_nothing_reads_is_a_warning_and_those_of_the_run_are_not_told_again(run: Path) -> None:
+    given = recipe_from_dict(SMALL, ["algorithm.overlong_filtering=true", "algorithm.truncated_vote=true"])
+    assert given.warnings
+    (run / RESOLVED).write_text(given.resolved)
+    assert load_for_resume(run)[0].warnings == ()
+    (said,) = load_for_resume(run, ["algorithm.entropy_control.delta=0.01"])[0].warnings
+    assert said.startswith("algorithm.entropy_control.delta is set, and nothing reads it")
+
+
 def test_ask_settings_must_be_named(run: Path) -> None:
     overrides = ["learner.learning_rate=1e-5", "rewards.0.weight=0.5"]
     _, changes = load_for_resume(run, overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -10,12 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 from episode_requests import PROMPT, STOPS, drain, requests
 from number_engine import NumberEngine, Numbers, ticket
 from players import FreshWordSpeech, WordSpeech
 from quick import quick
 
 from dapo.environments.chat_requests import BadRequest, Sampling, read_request
+from dapo.environments.endpoint import Endpoint
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
@@ -186,6 +189,24 @@ def test_a_refusal_names_the_parameter_and_what_is_ignored_is_said_once(name, va
 @pytest.mark.whole
 def test_64_agents_at_once_that_abuse_the_endpoint_are_served(mailbox):
     played(mailbox, "abuses", count=64, slots=16, timeout=200.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "size", "status"),
+    [("POST", "/responses", 2, 404), ("GET", "/chat/completions", 0, 405), ("POST", "/chat/completions", 1 << 23, 413)],
+)
+def test_what_is_not_served_is_refused_in_the_form_of_the_api_with_what_is(method, path, size, status):
+    async def ask():
+        endpoint = Endpoint()
+        await endpoint.start()
+        head = {"Authorization": f"Bearer {endpoint.open().key}"}
+        asked = {"method": method, "url": endpoint.base_url + path, "data": b" " * size, "headers": head}
+        async with ClientSession() as client, client.request(**asked) as answer:
+            return answer.status, await answer.json()
+
+    found, body = asyncio.run(ask())
+    assert found == status
+    assert "POST /v1/chat/completions" in body["error"]["message"]
 
 
 def test_a_limit_of_turns_refuses_what_comes_and_takes_the_last_score(mailbox):

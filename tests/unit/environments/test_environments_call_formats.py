@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from each import each
+from pydantic import Field
 
 from dapo.environments.call_formats import FORMATS, detect, read_calls
 from dapo.environments.tools import Tool, ToolError
@@ -105,7 +106,7 @@ def test_a_typed_function_is_its_own_schema():
     given = {"text": "x", "share": 1, "words": ["a"], "extra": None}
     assert tool.check(given) == {"text": "x", "share": 1.0, "words": ["a"], "extra": None}
     assert isinstance(tool.check(given)["share"], float)
-    with pytest.raises(ToolError, match="'words': input should be a valid string, found 1"):
+    with pytest.raises(ToolError, match=r"'words\.0': input should be a valid string, found 1"):
         tool.check({"text": "x", "words": [1]})
     with pytest.raises(ToolError, match="'most': input should be a valid integer, found True"):
         tool.check({"text": "x", "most": True})
@@ -128,8 +129,26 @@ def test_a_parameter_may_be_a_dataclass_of_others():
     tool = Tool.of(draw)
     assert set(tool.schema["function"]["parameters"]["$defs"]) == {"Point"}
     assert tool.check({"line": {"points": [{"x": 1}]}}) == {"line": Line([Point(1)])}
-    with pytest.raises(ToolError, match="'line': input should be a valid integer, found '1'"):
+    with pytest.raises(ToolError, match=r"'line\.points\.0\.x': input should be a valid integer, found '1'"):
         tool.check({"line": {"points": [{"x": "1"}]}})
+
+
+def test_bounds_and_descriptions_of_annotated_parameters_hold():
+    def roll(sides: Annotated[int, Field(ge=2, le=6, description="of the die")]) -> int: ...
+
+    tool = Tool.of(roll)
+    described = tool.schema["function"]["parameters"]["properties"]["sides"]
+    assert described == {"type": "integer", "minimum": 2, "maximum": 6, "description": "of the die"}
+    assert tool.check({"sides": 6}) == {"sides": 6}
+    with pytest.raises(ToolError, match=r"'sides': .* less than or equal to 6, found 9"):
+        tool.check({"sides": 9})
+
+
+def test_a_value_that_fits_no_member_of_a_union_is_told_of_each():
+    def find(key: int | str) -> None: ...
+
+    with pytest.raises(ToolError, match=r"valid integer, found 2\.5; .* valid string, found 2\.5"):
+        Tool.of(find).check({"key": 2.5})
 
 
 def test_a_function_that_json_cannot_call_is_refused():

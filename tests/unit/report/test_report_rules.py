@@ -282,6 +282,11 @@ def test_few_kept_groups_are_told_once(mode, rule):
     assert found(low, f"algorithm.dynamic_sampling.mode={mode}") == {rule: "warn"}
 
 
+def test_a_teacher_alone_needs_no_mixed_groups():
+    alone = ("preset=distillation", "algorithm.teacher.path=a/b", "rewards.0.weight=0")
+    assert found(rows(sampling__acceptance_rate=0.2), *alone) == {}
+
+
 def test_a_rule_names_the_steps_where_it_holds():
     (advice,) = advice_of(run_of(rows(train__clip_high=at({30, 31, 32, 33}, 0.06, 0.0))))
     assert (advice["rule"], advice["first_step"], advice["last_step"]) == ("clip_share", 30, 33)

@@ -1,7 +1,8 @@
 """What a run says of its recipe: values as a recipe writes them, and the command that comes next."""
 
 from dapo.config import load_recipe
-from dapo.run.telling import _recipe_of, brief_difference_lines, difference_lines
+from dapo.config.resume import Change
+from dapo.run.telling import _recipe_of, brief_difference_lines, difference_lines, say_changes
 
 TEXT = """
 model: {path: builtin/signed-sum}
@@ -45,3 +46,13 @@ def test_the_next_command_names_the_recipe_that_was_given(tmp_path):
     saved = tmp_path / "recipe.resolved.yaml"  # a run's own copy, by which nobody begins another run
     saved.write_text(load_recipe(file).resolved)
     assert _recipe_of(load_recipe(saved)) == "RECIPE"
+
+
+def test_a_resume_tells_what_changes_and_what_is_wrong_with_it():
+    said: list[str] = []
+
+    class Heard:
+        say = warn = said.append
+
+    say_changes(Heard(), [Change("trainer.steps", 4, 5, "free")], ["nothing reads it"])  # type: ignore[arg-type]
+    assert said == ["changed for this resume:", "  trainer.steps: 4 -> 5 (free)", "nothing reads it"]
