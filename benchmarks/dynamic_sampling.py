@@ -90,13 +90,13 @@ class CountingEngine(EmbeddedEngine):
         super().__init__(loaded, slots=slots)
         self.prefill_passes = 0
         self.address = offer(loaded.model)
-        prefill = self._decoder.prefill
+        prefill = self.decoder.prefill
 
         def counted(*arguments: Any) -> Any:
             self.prefill_passes += 1
             return prefill(*arguments)
 
-        self._decoder.prefill = counted  # type: ignore[assignment, method-assign]
+        self.decoder.prefill = counted  # type: ignore[assignment, method-assign]
 
     def stats(self) -> Metrics:
         return super().stats() | {"prefill_passes": float(self.prefill_passes)}
