@@ -327,8 +327,14 @@ class _Form(ABC):
         """Return all that the score depends on: equal questions have equal scores."""
 
     def of_group(self, prompt: Prompt, responses: Sequence[str]) -> Question:
-        """Return the same of all responses to a prompt."""
-        raise NotImplementedError  # `dapo check` refuses it
+        """Return the same of all responses to a prompt.
+
+        Raises:
+            RewardError: this form asks about one response.
+        """
+        raise RewardError(
+            f"reward {self._reward.name!r}: api: {self._reward.api} judges one response; set per: response"
+        )
 
     @abstractmethod
     def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:

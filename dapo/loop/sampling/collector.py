@@ -480,7 +480,7 @@ class StreamingCollector:
 
     def _submit(self, group: OpenGroup) -> None:
         """Ask the engine for a group's unfinished responses, and the scorer for the scores that it lacks."""
-        self.scores.submit(group, self.engine.clock)
+        self.scores.submit(group, group.unscored_completions(), self.engine.clock)
         if requests := group.requests(self.sampling, self.run_seed):
             self.rollouts.submit(requests, lambda key: self.open[key.group].prompt)
 
@@ -518,7 +518,7 @@ class StreamingCollector:
         for response in responses:
             group = self.open[response.key.group]
             group.completions_G[response.key.sample] = response
-            self.scores.submit(group, response.tick)
+            self.scores.submit(group, [(response.key, response)], response.tick)
 
     def _judge_ended(self, until: int | None) -> None:
         """Let scores take effect, up to tick ``until`` (None: all); wait for a late one of a whole group."""

@@ -129,14 +129,14 @@ class Scores:
         self._asked: set[Key] = set()  # handed over, and not yet in effect
         self.waiting = 0  # responses that were handed over and whose score has not arrived
 
-    def submit(self, group: OpenGroup, tick: int) -> None:
-        """Ask for the scores of a group's responses that ended at ``tick`` or before, unless they were asked for.
+    def submit(self, group: OpenGroup, ended: Sequence[tuple[Key, Response]], tick: int) -> None:
+        """Ask for the scores of responses of a group that ended at ``tick`` or before, unless they were asked for.
 
-        Verifiers that see whole groups are asked once no response of the group is missing.
+        Verifiers that see whole groups are asked about all of them once no response of the group is missing.
         """
-        if self.rollouts.by_group and group.missing():
-            return
-        new = [(key, response) for key, response in group.unscored_completions() if key not in self._asked]
+        if self.rollouts.by_group:
+            ended = [] if group.missing() else group.unscored_completions()
+        new = [(key, response) for key, response in ended if key not in self._asked]
         self.rollouts.judge(group.prompt, new)
         self.waiting += len(new)
         for key, _ in new:

@@ -316,8 +316,7 @@ class Rollouts:
         whole_R = []
         for made in map(self._unless_it_goes_on, made_R) if self._thinking else made_R:
             request = self._requests.pop(made.key)
-            new_tokens = len(made) + self._earlier.pop(made.key, 0)
-            whole = replace(made.behind(request.prefix), new_tokens=new_tokens)
+            whole, new_tokens = made.behind(request.prefix), len(made) + self._earlier.pop(made.key, 0)
             if made.key in self._playing and self.episodes is not None:  # the engine could not go on
                 whole = replace(self.episodes.whole(whole), turns=())
                 self._playing.discard(made.key)
@@ -326,19 +325,21 @@ class Rollouts:
                 problem = extra_problem(whole.extra, prompt=len(request.prompt_ids), response=len(whole))
                 if problem is not None:
                     raise EngineError(f"response {made.key}: {problem}")
-            whole_R.append((whole, request))
+            whole_R.append((whole, request, new_tokens))
         decoded = iter(
             self.texts.decode(
                 [
                     request.text_ids(whole.token_ids, whole.finish)
-                    for whole, request in whole_R
+                    for whole, request, _ in whole_R
                     if whole.finish is not None and not whole.text
                 ]
             )
         )
         return [
-            whole if whole.finish is None else self._read(whole, request, whole.text or next(decoded))
-            for whole, request in whole_R
+            replace(whole, new_tokens=new_tokens)
+            if whole.finish is None
+            else self._read(whole, request, whole.text or next(decoded), new_tokens)
+            for whole, request, new_tokens in whole_R
         ]
 
     def _unless_it_goes_on(self, made: Response) -> Response:
@@ -346,7 +347,7 @@ class Rollouts:
         asked = self._thinking.pop(made.key, None)
         return made.unfinished() if asked is not None and made.finish is FinishReason.LENGTH else made
 
-    def _read(self, whole: Response, request: SampleRequest, text: str) -> Response:
+    def _read(self, whole: Response, request: SampleRequest, text: str, new_tokens: int) -> Response:
         """Read a response that ended, and cut it at its first stop string even if the engine ignores those."""
         stops = request.sampling.stop
         if stops and whole.finish is not FinishReason.FAILED and any(stop in text for stop in stops):
@@ -354,7 +355,7 @@ class Rollouts:
             end = None if self.texts.first_stop is None else self.texts.first_stop(whole.token_ids, stops)
             if end is not None:
                 whole = replace(whole.cut(end), finish=FinishReason.STOP)
-        whole = replace(whole, text=self.texts.response_prefix + text)
+        whole = replace(whole, text=self.texts.response_prefix + text, new_tokens=new_tokens)
         thinking = self.texts.thinking
         if thinking is None:
             return whole
