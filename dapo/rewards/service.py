@@ -332,9 +332,7 @@ class _Form(ABC):
         Raises:
             RewardError: this form asks about one response.
         """
-        raise RewardError(
-            f"reward {self._reward.name!r}: api: {self._reward.api} judges one response; set per: response"
-        )
+        raise RewardError(f"reward {self._reward.name!r}: this api judges one response; set per: response")
 
     @abstractmethod
     def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
