@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its o
     from dapo.learner.sharding import Sharding
 
 
+@dataclass(eq=False)
 class ForwardPasses:
     """Log-probabilities by one model, whole or a rank's part of it.
 
@@ -34,15 +36,13 @@ class ForwardPasses:
         sharding: Of the model, which other ranks hold parts of; None: all of it is here.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        settings: schema.LearnerSection,
-        temperature: float,
-        sharding: Sharding | None = None,
-    ) -> None:
-        self.loaded, self.settings, self.temperature, self.sharding = loaded, settings, temperature, sharding
-        self.policy = Policy(loaded) if sharding is None else sharding.policy
+    loaded: LoadedModel
+    settings: schema.LearnerSection
+    temperature: float
+    sharding: Sharding | None = None
+
+    def __post_init__(self) -> None:
+        self.policy = Policy(self.loaded) if self.sharding is None else self.sharding.policy
 
     def release(self) -> None:
         """Drop gathered parameters: call it after the last pass before weights change, since they are stale then."""

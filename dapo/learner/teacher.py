@@ -4,53 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from dapo.errors import LearnerError
 from dapo.learner.forward import ForwardPasses
-from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch
 from dapo.types.batch import TokenRow
 
-if TYPE_CHECKING:
-    from dapo.config import schema
-    from dapo.learner.sharding import Sharding
 
-
+@dataclass(eq=False)
 class Teacher(ForwardPasses):
-    """A model that computes log-probabilities and nothing else.
+    """A model that computes log-probabilities and nothing else; its parameters are frozen.
 
     Args:
-        loaded: The model; its parameters are frozen.
-        settings: As of ``ForwardPasses``, and so are ``temperature`` and ``sharding``.
         offload: Keep the weights in the CPU's memory between passes. A sharded model is loaded so.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        settings: schema.LearnerSection,
-        temperature: float,
-        sharding: Sharding | None = None,
-        *,
-        offload: bool = False,
-    ) -> None:
-        super().__init__(loaded, settings, temperature, sharding)
-        loaded.model.requires_grad_(False)
-        self._offload = offload and sharding is None
-        if self._offload:
-            loaded.model.to("cpu")
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.loaded.model.requires_grad_(False)
+        self.offload = self.offload and self.sharding is None
+        if self.offload:
+            self.loaded.model.to("cpu")
 
     @contextmanager
     def at_work(self) -> Iterator[Teacher]:
         """Have the weights on the device meanwhile."""
-        if self._offload:
+        if self.offload:
             self.loaded.model.to(self.loaded.device)
         try:
             yield self
             self.release()
         finally:
-            if self._offload:
+            if self.offload:
                 self.loaded.model.to("cpu")
 
     def _batch(self, rows: Sequence[TokenRow]) -> PackedBatch:
