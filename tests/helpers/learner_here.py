@@ -20,6 +20,18 @@ class LearnerHere(LearnerDriver):
         self.loaded, self.step = self.worker.loaded, self.worker.step
         super().__init__(WorkerHere(self.worker), by_folder(weights), asynchronous=asynchronous)
 
+    def watch_gradients(self):
+        """Return what will hold the gradients of the next optimizer step, by parameter."""
+        found, optimizer = {}, self.step.optimizer
+        make_step = optimizer.step
+
+        def step(rate):
+            found.update({name: each.grad.clone() for name, each in self.loaded.model.named_parameters()})
+            return make_step(rate)
+
+        optimizer.step = step
+        return found
+
 
 def learner_apart(make, *args, weights, asynchronous=False):
     """A driver over the worker that ``make(*args)`` returns."""

@@ -92,12 +92,7 @@ def test_the_kl_terms_gradient_is_that_of_the_formula_written_out(folder, estima
     objective = with_terms(PLAIN, kl_coefficient=0.3, kl_estimator=estimator)
     learner = make(folder, objective=objective, dtype=torch.float64, mode=mode, microbatch_tokens=20)
     expected = torch.cat([p.grad.flatten() for p in model.parameters()])
-    gradients = {}
-    step = learner.step.optimizer.step
-    learner.step.optimizer.step = lambda rate: (
-        gradients.update({n: p.grad.clone() for n, p in learner.loaded.model.named_parameters()}),
-        step(rate),
-    )[1]
+    gradients = learner.watch_gradients()
     metrics = learn(learner, rows)
     own = torch.cat([gradients[name].flatten() for name, _ in model.named_parameters()])
     largest = float(expected.abs().max())

@@ -92,12 +92,7 @@ def test_the_gradient_is_that_of_the_formula_written_out(folder, term, mode):
         total = total - row.loss_weight * ((log_p - log_p.detach()).exp() * advantage)[carries].sum()
     total.backward()
     learner = make(folder, term=term, mode=mode)
-    gradients = {}
-    step = learner.step.optimizer.step
-    learner.step.optimizer.step = lambda rate: (
-        gradients.update({n: p.grad.clone() for n, p in learner.loaded.model.named_parameters()}),
-        step(rate),
-    )[1]
+    gradients = learner.watch_gradients()
     metrics = learn(learner, rows)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(
