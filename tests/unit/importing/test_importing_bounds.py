@@ -137,7 +137,7 @@ HOSTILE = {
         f"A='{'a ' * 40_000}'\n{LAUNCH} ${{A}}{'x' * 40_000} data.x=1",
         "a word of more than",
     ),
-    "a sum of many": ("a.py", "from trl import GRPOConfig\nGRPOConfig(seed=" + "1+" * 900 + "1)", "too deep"),
+    "a sum of many": ("a.py", "from trl import GRPOConfig\nGRPOConfig(seed=" + "1+" * 1900 + "1)", "too deep"),
     "lists of lists by name": (
         "a.py",
         "from trl import GRPOConfig\nx0 = [1, 2]\n"
