@@ -19,8 +19,11 @@ from machine import RESULTS, commits_of, describe_machine, refuse_changes
 from dapo.observe.metrics import read_metrics
 
 NAME = "teacher"
-BOTH = ("validation.every=2", "trainer.steps=16", "checkpoint.every=8")
-BY_TEACHER = (
+BY_REWARD = ("validation.every=2", "trainer.steps=16", "checkpoint.every=4")
+BY_TEACHER = (  # a step generates less than half as many tokens: nothing is sampled again
+    "validation.every=4",
+    "trainer.steps=32",
+    "checkpoint.every=8",
     "algorithm.dynamic_sampling.mode=off",
     "algorithm.overlong_punishment.enabled=false",
     "algorithm.overlong_filtering=false",
@@ -78,7 +81,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     refuse_changes(options.out)
-    ways = {"reward": (), "teacher": (*BY_TEACHER, f"algorithm.teacher.path={options.teacher.resolve()}")}
+    ways = {"reward": BY_REWARD, "teacher": (*BY_TEACHER, f"algorithm.teacher.path={options.teacher.resolve()}")}
     found: dict[str, list[list[tuple[int, float]]]] = {way: [] for way in ways}
     runs = []
     for seed in options.seeds.split(","):
@@ -86,7 +89,7 @@ def main() -> None:
             runs.append(options.work.resolve() / f"{way}-seed{seed}")
             make(
                 runs[-1],
-                [f"model.path={options.model.resolve()}", f"run.seed={seed}", *BOTH, *settings],
+                [f"model.path={options.model.resolve()}", f"run.seed={seed}", *settings],
                 options.threads,
             )
             found[way].append(curve(runs[-1]))
