@@ -14,14 +14,13 @@ from dapo.report.rules.course import RANK, Facts, Rule
 
 __all__ = ["RULES", "Facts", "Rule", "advice_of"]
 
-RULES: tuple[Rule, ...] = (
-    *dynamic_sampling.FIRST,
-    *learning.RULES,
-    *policy.RULES,
-    *dynamic_sampling.RULES,
-    *responses.RULES,
-    *cost.RULES,
+_OF_FILES = (
+    one
+    for module in (learning, policy, dynamic_sampling, responses, cost)
+    for one in vars(module).values()
+    if isinstance(one, Rule)
 )
+RULES: tuple[Rule, ...] = tuple(dict.fromkeys((*dynamic_sampling.FIRST, *_OF_FILES)))
 """In order of importance among those of equal severity."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dapo.observe.evaluations import read_held_out
 from dapo.observe.held_out import AccuracyPoint, HeldOut, accuracy_of, chance_between, chance_of, pass_difference
@@ -23,13 +23,15 @@ FEWEST, MOST, SHARE = 3, 20, 5
 """Beginning and end of a run are a fifth of its steps each, at least 3 and at most 20: one step's number is noise."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorstStretch:
-    """The worst stretch of a metric: its mean there, and the first and the last step on the wrong side of a bound."""
+Span = tuple[int, int]
+"""First and last step of what was found."""
+
+
+class WorstStretch(NamedTuple):
+    """The worst stretch of a metric: its mean there, and the steps on the wrong side of a bound."""
 
     mean: float
-    first: int
-    last: int
+    span: Span
 
 
 def learner_restarts(run: RunContents) -> int:
@@ -57,6 +59,11 @@ class Facts:
     @property
     def last_step(self) -> int:
         return int(self.rows[-1]["step"]) if self.rows else 0
+
+    @property
+    def whole(self) -> Span:
+        """All training steps."""
+        return self.first_step, self.last_step
 
     @cached_property
     def evaluations(self) -> list[AccuracyPoint]:
@@ -109,7 +116,7 @@ class Facts:
         values = self.values(key)
         return _mean(values[-_window(len(values)) :]) if values else None
 
-    def late_steps(self, key: str) -> tuple[int, int]:
+    def late_steps(self, key: str) -> Span:
         """First and last step of the end."""
         steps = self.series(key)[0]
         chosen = steps[-_window(len(steps)) :] or [0]
@@ -131,14 +138,14 @@ class Facts:
         over = [n for n, mean in enumerate(means) if mean >= bound]
         if not over:
             return None
-        return WorstStretch(max(means[n] for n in over), steps[over[0]], steps[over[-1] + width - 1])
+        return WorstStretch(max(means[n] for n in over), (steps[over[0]], steps[over[-1] + width - 1]))
 
     def where(self, key: str, holds: Callable[[float], bool]) -> list[int]:
         """Return the steps at which the number is so."""
         steps, values = self.series(key)
         return [step for step, value in zip(steps, values, strict=True) if holds(value)]
 
-    def span(self, key: str, holds: Callable[[float], bool]) -> tuple[int, int]:
+    def span(self, key: str, holds: Callable[[float], bool]) -> Span:
         """First and last step at which the number is so; the last steps where none is (their mean may be, rounded)."""
         steps = self.where(key, holds)
         return (steps[0], steps[-1]) if steps else self.late_steps(key)
@@ -170,21 +177,27 @@ class Finding:
     severity: Severity
     title: str
     said: str
-    first: int
-    last: int
+    span: Span
     keys: Sequence[str]
     move: str = ""
+
+
+Find = Callable[[Facts], Finding | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A warning sign: what triggers it, why it matters, what to do, and the function that looks for it."""
 
-    name: str
     trigger: str
     matters: str
     move: str
-    find: Callable[[Facts], Finding | None] = field(repr=False)
+    find: Find = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return self.find.__name__
 
     def advice(self, facts: Facts) -> Iterator[Advice]:
         """Yield the rule's advice, if any."""
@@ -196,10 +209,15 @@ class Rule:
                 title=found.title,
                 said=found.said,
                 move=found.move or self.move,
-                first_step=found.first,
-                last_step=found.last,
+                first_step=found.span[0],
+                last_step=found.span[1],
                 keys=list(found.keys),
             )
+
+
+def rule(trigger: str, matters: str, move: str) -> Callable[[Find], Rule]:
+    """Make a rule of the function that looks for its warning sign."""
+    return lambda find: Rule(trigger, matters, move, find)
 
 
 def _held_out(path: Path, within: Path) -> HeldOut | None:

@@ -11,7 +11,7 @@ from dapo.observe.commands import export_said
 from dapo.observe.held_out import AccuracyPoint, Moved, chance_between, moved
 from dapo.observe.text import clean, number, percent, sentence, shorten
 from dapo.report.prompts_file import count_prompts
-from dapo.report.rules.course import Facts, Finding, Rule
+from dapo.report.rules.course import Facts, Finding, rule
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 """Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""
@@ -31,6 +31,48 @@ DIVERSITY = 0.03
 """Fall of pass@k that counts, where chance does not explain it."""
 
 
+_SMALLER = (
+    "lower learner.learning_rate or use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
+    "learner.epochs_per_rollout)"
+)
+
+
+@rule(
+    f"mean reward up by {percent(REWARD_UP, 0)} and training accuracy down by {100 * MOVED:g} points",
+    "A reward other than accuracy that is easier to earn is learnt; that is how verifiers are gamed.",
+    "Read answers of the last steps. Lower the weight of that reward (rewards.1.weight; 0 only records it), or "
+    "give it to right answers alone.",
+)
+def reward_without_accuracy(facts: Facts) -> Finding | None:
+    """Find a sum of rewards that rises while accuracy falls: something else pays."""
+    change = facts.change("reward/raw")
+    if change is None or change[1] - change[0] < REWARD_UP * max(1.0, abs(change[0])) or facts.accuracy_change > -MOVED:
+        return None
+    accuracy = facts.change("reward/accuracy") or (0.0, 0.0)
+    others = [k for k in facts.named("reward/") if _is_other(k) and (c := facts.change(k)) and c[1] > c[0]]
+    paid = ""
+    if others:
+        most = max(others, key=lambda key: _rise(facts, key))
+        early, late = facts.change(most) or (0.0, 0.0)
+        name = shorten(clean(most.removeprefix("reward/"), newlines=False), 60)
+        paid = f" The reward `{name}` went from {number(early)} to {number(late)}."
+    return Finding(
+        "bad",
+        "The reward rises and accuracy falls",
+        f"The mean reward rose from {number(change[0])} to {number(change[1])} while training accuracy fell from "
+        f"{percent(accuracy[0])} to {percent(accuracy[1])}.{paid} The model learns what is paid, not what is right.",
+        facts.whole,
+        ["reward/raw", "reward/accuracy", *others],
+    )
+
+
+@rule(
+    "the last held-out accuracy below the best one by more than the interval of their difference, "
+    f"{LUCK:g} times that from {MANY} evaluations on (bad where it is not above the first)",
+    "More training made the model worse on problems it does not train on.",
+    "Stop here, and export the checkpoint nearest to the best evaluation, where one from before the fall is kept "
+    f"(checkpoint.best keeps that of the best); else start again. In either case {_SMALLER}.",
+)
 def validation_fell(facts: Facts) -> Finding | None:
     """From the best evaluation to the last, by more than the interval of their difference."""
     found = facts.evaluations
@@ -65,7 +107,7 @@ def _fell(facts: Facts, said: str, best: AccuracyPoint, move: str) -> Finding:
     first, last = facts.evaluations[0], facts.evaluations[-1]
     gained = last.accuracy - first.accuracy > chance_between(first, last)
     keys = ["validation/accuracy", "validation/greedy_accuracy", "reward/accuracy"]
-    return Finding("warn" if gained else "bad", "Held-out accuracy falls", said, best.step, last.step, keys, move)
+    return Finding("warn" if gained else "bad", "Held-out accuracy falls", said, (best.step, last.step), keys, move)
 
 
 def _calmer(facts: Facts, best: AccuracyPoint) -> str:
@@ -98,6 +140,14 @@ def _checkpoint(facts: Facts, best: AccuracyPoint) -> int | None:
     return min(good, key=lambda step: abs(step - best.step), default=None)
 
 
+@rule(
+    f"{FLAT_EVALUATIONS} evaluations over {FLAT_STEPS} steps, none above the first by more than the interval of "
+    "the difference",
+    "The run costs and teaches nothing, or the validation is too small to see it.",
+    "See whether training accuracy rises. If not: raise learner.learning_rate, take problems that are solved now "
+    "and then (`dapo data RUN --show useful` lists them), and see that the verifier reads right answers as right. "
+    "If it does: validate on more problems of the same kind (validation.limit, validation.samples).",
+)
 def no_learning(facts: Facts) -> Finding | None:
     """No evaluation is above the first by more than chance, over a long time."""
     found = facts.evaluations
@@ -120,36 +170,16 @@ def no_learning(facts: Facts) -> Finding | None:
         "warn",
         "Nothing is learned",
         said,
-        found[0].step,
-        found[-1].step,
+        (found[0].step, found[-1].step),
         ["validation/accuracy", "reward/accuracy", "train/grad_norm", "train/learning_rate"],
     )
 
 
-def reward_without_accuracy(facts: Facts) -> Finding | None:
-    """Find a sum of rewards that rises while accuracy falls: something else pays."""
-    change = facts.change("reward/raw")
-    if change is None or change[1] - change[0] < REWARD_UP * max(1.0, abs(change[0])) or facts.accuracy_change > -MOVED:
-        return None
-    accuracy = facts.change("reward/accuracy") or (0.0, 0.0)
-    others = [k for k in facts.named("reward/") if _is_other(k) and (c := facts.change(k)) and c[1] > c[0]]
-    paid = ""
-    if others:
-        most = max(others, key=lambda key: _rise(facts, key))
-        early, late = facts.change(most) or (0.0, 0.0)
-        name = shorten(clean(most.removeprefix("reward/"), newlines=False), 60)
-        paid = f" The reward `{name}` went from {number(early)} to {number(late)}."
-    return Finding(
-        "bad",
-        "The reward rises and accuracy falls",
-        f"The mean reward rose from {number(change[0])} to {number(change[1])} while training accuracy fell from "
-        f"{percent(accuracy[0])} to {percent(accuracy[1])}.{paid} The model learns what is paid, not what is right.",
-        facts.first_step,
-        facts.last_step,
-        ["reward/raw", "reward/accuracy", *others],
-    )
-
-
+@rule(
+    f"pass@k down by {100 * DIVERSITY:g} points and more than chance explains, while accuracy rises",
+    "The model gives up ways of solving that it had. More samples no longer help, nor will more training.",
+    "Raise algorithm.clip.high or rollout.group_size, lower learner.learning_rate, or stop earlier.",
+)
 def diversity(facts: Facts) -> Finding | None:
     """Compare the largest k that the first and the last evaluation share."""
     rows = [row for row in facts.run.rows if row.get("validation/accuracy") is not None]
@@ -176,12 +206,19 @@ def diversity(facts: Facts) -> Finding | None:
         f"Accuracy of one answer rose from {percent(first['validation/accuracy'])} to "
         f"{percent(last['validation/accuracy'])}, and that one of {widest} is right fell from {percent(before)} to "
         f"{percent(after)}: fewer problems can be solved, those more surely.",
-        int(first["step"]),
-        int(last["step"]),
+        (int(first["step"]), int(last["step"])),
         [key, "validation/accuracy", "train/entropy"],
     )
 
 
+@rule(
+    "held-out problems with right responses in the first evaluations and none in the last ones, by more than "
+    f"chance explains: {percent(GIVEN_UP, 0)} of them (a warning from {percent(GIVEN_UP_MUCH, 0)}); or more such "
+    "problems lost than won, by McNemar's test",
+    "The model gives up kinds of problems that it could solve, which accuracy and pass@k over all problems hide.",
+    "Read its answers to them. Train on more problems of that kind, raise algorithm.clip.high, lower "
+    "learner.learning_rate, or take an earlier checkpoint.",
+)
 def given_up(facts: Facts) -> Finding | None:
     """Compare the first and the last evaluations problem by problem: pass@k alone may hold while some are given up."""
     found = facts.evaluations
@@ -205,8 +242,7 @@ def given_up(facts: Facts) -> Finding | None:
         f"Of {problems:,} held-out problems {len(lost):,} had right responses up to step {found[several - 1].step} and "
         f"none since step {since}, {sure:,} of them by more than chance explains; {len(won):,} were won. Lost most: "
         f"{listed}.{gained}",
-        since,
-        found[-1].step,
+        (since, found[-1].step),
         ["validation/accuracy", "train/entropy"],
     )
 
@@ -225,6 +261,14 @@ def _moved_said(one: Moved, names: dict[tuple[str, str], str]) -> str:
     return f"{shorten(clean(said, newlines=False), 100)} ({rights})"
 
 
+@rule(
+    "held-out accuracy on the problems that share a value of a column of the data (2 to 12 values) below the first "
+    "evaluation's, by more than the interval of the difference, which allows for the number of values (a warning "
+    f"from {100 * MOVED:g} points)",
+    "The model gives up a kind of problem, which accuracy over all problems hides.",
+    "Read its answers to these problems. Train on more of them (data.train.N.weight), raise algorithm.clip.high, "
+    "lower learner.learning_rate, or take an earlier checkpoint.",
+)
 def part_fell(facts: Facts) -> Finding | None:
     """Compare the first and the last evaluation on the problems of each value of a column of the data."""
     found = facts.evaluations
@@ -234,9 +278,14 @@ def part_fell(facts: Facts) -> Finding | None:
     much = any(one.fell and one.before - one.after >= MOVED for one in changes)
     keys = ["validation/accuracy", "train/entropy"]
     title = "Held-out accuracy falls on a part of the data"
-    return Finding("warn" if much else "note", title, said, found[0].step, found[-1].step, keys)
+    return Finding("warn" if much else "note", title, said, (found[0].step, found[-1].step), keys)
 
 
+@rule(
+    f"more than {MANY_PASSES} passes over the training problems",
+    "The model learns problems by heart that it sees so often; training accuracy then says nothing of others.",
+    "Add problems, or lower trainer.steps. Held-out accuracy tells what was learned.",
+)
 def passes(facts: Facts) -> Finding | None:
     """Doubt a run that has taken each training problem many times."""
     prompts, each = count_prompts(facts.run), facts.setting("rollout.prompts_per_step", 0)
@@ -245,9 +294,14 @@ def passes(facts: Facts) -> Finding | None:
         return None
     keys = ["reward/accuracy", "validation/accuracy"]
     title = "Each training problem comes up many times"
-    return Finding("note", title, f"So far {said}.", facts.first_step, facts.last_step, keys)
+    return Finding("note", title, f"So far {said}.", facts.whole, keys)
 
 
+@rule(
+    f"a held-out set of fewer than {FEW_HELD_OUT} problems",
+    "An accuracy of 50% on 30 problems is uncertain by 18 points: it moves by chance alone.",
+    "Hold out more problems (data.validation, validation.limit).",
+)
 def held_out_size(facts: Facts) -> Finding | None:
     """Doubt small held-out sets, by their problems at the last evaluation."""
     row = next((row for row in reversed(facts.run.rows) if row.get("validation/problems")), None)
@@ -260,7 +314,7 @@ def held_out_size(facts: Facts) -> Finding | None:
     if said is None:
         return None
     step = int(row["step"])
-    return Finding("note", "A held-out set is small", sentence(said), step, step, list(sets.values()))
+    return Finding("note", "A held-out set is small", sentence(said), (step, step), list(sets.values()))
 
 
 def _is_size_of_a_set(key: str) -> bool:
@@ -282,80 +336,3 @@ def _is_other(key: str) -> bool:
 def _rise(facts: Facts, key: str) -> float:
     change = facts.change(key) or (0.0, 0.0)
     return change[1] - change[0]
-
-
-_SMALLER = (
-    "lower learner.learning_rate or use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
-    "learner.epochs_per_rollout)"
-)
-
-RULES = (
-    Rule(
-        "reward_without_accuracy",
-        f"mean reward up by {percent(REWARD_UP, 0)} and training accuracy down by {100 * MOVED:g} points",
-        "A reward other than accuracy that is easier to earn is learnt; that is how verifiers are gamed.",
-        "Read answers of the last steps. Lower the weight of that reward (rewards.1.weight; 0 only records it), or "
-        "give it to right answers alone.",
-        reward_without_accuracy,
-    ),
-    Rule(
-        "validation_fell",
-        "the last held-out accuracy below the best one by more than the interval of their difference, "
-        f"{LUCK:g} times that from {MANY} evaluations on (bad where it is not above the first)",
-        "More training made the model worse on problems it does not train on.",
-        "Stop here, and export the checkpoint nearest to the best evaluation, where one from before the fall is kept "
-        f"(checkpoint.best keeps that of the best); else start again. In either case {_SMALLER}.",
-        validation_fell,
-    ),
-    Rule(
-        "no_learning",
-        f"{FLAT_EVALUATIONS} evaluations over {FLAT_STEPS} steps, none above the first by more than the interval of "
-        "the difference",
-        "The run costs and teaches nothing, or the validation is too small to see it.",
-        "See whether training accuracy rises. If not: raise learner.learning_rate, take problems that are solved now "
-        "and then (`dapo data RUN --show useful` lists them), and see that the verifier reads right answers as right. "
-        "If it does: validate on more problems of the same kind (validation.limit, validation.samples).",
-        no_learning,
-    ),
-    Rule(
-        "diversity",
-        f"pass@k down by {100 * DIVERSITY:g} points and more than chance explains, while accuracy rises",
-        "The model gives up ways of solving that it had. More samples no longer help, nor will more training.",
-        "Raise algorithm.clip.high or rollout.group_size, lower learner.learning_rate, or stop earlier.",
-        diversity,
-    ),
-    Rule(
-        "given_up",
-        "held-out problems with right responses in the first evaluations and none in the last ones, by more than "
-        f"chance explains: {percent(GIVEN_UP, 0)} of them (a warning from {percent(GIVEN_UP_MUCH, 0)}); or more such "
-        "problems lost than won, by McNemar's test",
-        "The model gives up kinds of problems that it could solve, which accuracy and pass@k over all problems hide.",
-        "Read its answers to them. Train on more problems of that kind, raise algorithm.clip.high, lower "
-        "learner.learning_rate, or take an earlier checkpoint.",
-        given_up,
-    ),
-    Rule(
-        "part_fell",
-        "held-out accuracy on the problems that share a value of a column of the data (2 to 12 values) below the first "
-        "evaluation's, by more than the interval of the difference, which allows for the number of values (a warning "
-        f"from {100 * MOVED:g} points)",
-        "The model gives up a kind of problem, which accuracy over all problems hides.",
-        "Read its answers to these problems. Train on more of them (data.train.N.weight), raise algorithm.clip.high, "
-        "lower learner.learning_rate, or take an earlier checkpoint.",
-        part_fell,
-    ),
-    Rule(
-        "passes",
-        f"more than {MANY_PASSES} passes over the training problems",
-        "The model learns problems by heart that it sees so often; training accuracy then says nothing of others.",
-        "Add problems, or lower trainer.steps. Held-out accuracy tells what was learned.",
-        passes,
-    ),
-    Rule(
-        "held_out_size",
-        f"a held-out set of fewer than {FEW_HELD_OUT} problems",
-        "An accuracy of 50% on 30 problems is uncertain by 18 points: it moves by chance alone.",
-        "Hold out more problems (data.validation, validation.limit).",
-        held_out_size,
-    ),
-)

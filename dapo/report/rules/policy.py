@@ -7,7 +7,7 @@ import statistics
 from dapo.observe.commands import export_said
 from dapo.observe.live_view import CLIPPED, COLLAPSED
 from dapo.observe.text import number, percent
-from dapo.report.rules.course import Facts, Finding, Rule
+from dapo.report.rules.course import Facts, Finding, rule
 
 SOLVED = 0.95
 """Training accuracy from which a low entropy is only certainty. (The quickstart goes from 42 to 90 % at a third of its
@@ -27,6 +27,16 @@ KL, KL_LARGE = 0.03, 0.1
 RATIO, RATIO_STEPS = 100.0, 3
 
 
+_ALWAYS_SAME = "Read some answers: one that is always the same may be what a reward pays for."
+
+
+@rule(
+    f"entropy at the end below {percent(COLLAPSED, 0)} of its beginning (a note where training accuracy is "
+    f"{percent(SOLVED, 0)} and more)",
+    "A policy that always gives the same answer finds nothing better, and groups of equal answers teach nothing.",
+    "Go back to a checkpoint before the fall, where one is kept (checkpoint.keep), and lower "
+    "learner.learning_rate; raise algorithm.clip.high; see that rollout.temperature is 1. " + _ALWAYS_SAME,
+)
 def entropy_collapse(facts: Facts) -> Finding | None:
     """Low against its own beginning, since what is normal depends on the model and the task."""
     change = facts.change("train/entropy")
@@ -46,7 +56,7 @@ def entropy_collapse(facts: Facts) -> Finding | None:
     title = "The entropy is near zero: the problems are solved" if solved else "The entropy collapsed"
     first, last = facts.span("train/entropy", lambda value: value < COLLAPSED * early)
     return Finding(
-        "note" if solved else "bad", title, said, first, last, ["train/entropy", "reward/accuracy"],
+        "note" if solved else "bad", title, said, (first, last), ["train/entropy", "reward/accuracy"],
         "Nothing, or take harder problems." if solved else _explore(facts, first),
     )  # fmt: skip
 
@@ -62,6 +72,13 @@ def _explore(facts: Facts, fallen: int) -> str:
     return f"{said} with a lower learner.learning_rate; raise algorithm.clip.high{warm}. {_ALWAYS_SAME}"
 
 
+@rule(
+    f"entropy at the end {EXPLODED:g} times its beginning with {100 * LOST:g} points of training accuracy lost, or "
+    f"{EXPLODED_ALONE:g} times without",
+    "Answers become random: the updates destroy more than they teach.",
+    "Lower learner.learning_rate or algorithm.clip.high, use fewer optimiser steps a batch (a larger "
+    "learner.minibatch_prompts, fewer learner.epochs_per_rollout), and look for a noisy reward.",
+)
 def entropy_explosion(facts: Facts) -> Finding | None:
     """Growth alone may be exploration (clip-higher lets it grow); with falling accuracy it is decay."""
     change = facts.change("train/entropy")
@@ -72,17 +89,56 @@ def entropy_explosion(facts: Facts) -> Finding | None:
         return None
     said = f"The entropy grew from {number(change[0])} to {number(change[1])} nats a token ({times:.1f} times)"
     said += f", and training accuracy fell by {100 * lost:.1f} points." if lost >= LOST else "."
-    first, last = facts.span("train/entropy", lambda value: value >= EXPLODED * change[0])
     return Finding(
         "bad" if lost >= LOST else "warn",
         "The entropy grows: answers become random",
         said,
-        first,
-        last,
+        facts.span("train/entropy", lambda value: value >= EXPLODED * change[0]),
         ["train/entropy", "reward/accuracy"],
     )
 
 
+@rule(
+    f"approximate KL of {KL:g} nats a token over 3 steps (bad from {KL_LARGE:g}); a note where {RATIO_STEPS} steps "
+    f"have a token with ratio {RATIO:g}",
+    "The update assumes that the policy stays near the one that sampled.",
+    "Lower learner.learning_rate, use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
+    "learner.epochs_per_rollout), or lower algorithm.dynamic_sampling.max_age.",
+)
+def policy_jumps(facts: Facts) -> Finding | None:
+    """How far a batch of updates moves the policy from the old one (the sampler's, or the learner's before them)."""
+    keys = ["train/approx_kl", "train/ratio_max", "train/ratio_min"]
+    far = facts.highest("train/approx_kl", KL)
+    if far is not None:
+        return Finding(
+            "bad" if far.mean >= KL_LARGE else "warn",
+            "Each step moves the policy far",
+            f"Over three steps the policy was up to {number(far.mean)} nats a token from the old one, that of "
+            "the ratio.",
+            far.span,
+            keys,
+        )
+    extreme = facts.where("train/ratio_max", lambda value: value >= RATIO)
+    if len(extreme) < RATIO_STEPS:
+        return None
+    return Finding(
+        "note",
+        "Single tokens have extreme ratios",
+        f"In {len(extreme)} steps some token was {RATIO:.0f} times as likely as when it was sampled and more, up to "
+        f"{number(max(facts.values('train/ratio_max')))}.",
+        (extreme[0], extreme[-1]),
+        keys,
+        "Where such a token is in a wrong answer nothing bounds its gradient: set algorithm.clip.dual (10 is usual).",
+    )
+
+
+@rule(
+    f"{percent(CLIPPED, 0)} of the tokens clipped low or high, or {percent(DUAL, 0)} dual, over 3 steps "
+    f"(bad from {percent(CLIPPED_MUCH, 0)})",
+    "Clipped tokens have no gradient. A few are meant to be clipped; many mean that the steps are too large.",
+    "Lower learner.learning_rate, or use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
+    "learner.epochs_per_rollout). Old tokens are clipped too: lower algorithm.dynamic_sampling.max_age.",
+)
 def clip_share(facts: Facts) -> Finding | None:
     """Find many clipped tokens. A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by
     design. A loss without a clip, such as CISPO, takes no token's gradient."""
@@ -107,12 +163,19 @@ def clip_share(facts: Facts) -> Finding | None:
         "Many tokens are clipped",
         f"At the worst the clip cut the gradient of {', '.join(parts)} of the tokens: each batch moves the policy "
         "further than the bounds allow, and the rest of the batch is wasted.",
-        worst.first,
-        worst.last,
+        worst.span,
         list(bounds),
     )
 
 
+@rule(
+    f"mean gap of {GAP:g} nats over 3 steps (bad from {GAP_LARGE:g}), or {GAP_GROWTH:g} times its beginning and "
+    f"{GAP_FLOOR:g} nats; or {percent(CORRECTED, 0)} of the tokens with a capped correction",
+    "The engine samples from another policy than the learner trains: gradients are biased, and runs drift until "
+    "they break.",
+    "Use the same type on both sides (model.dtype, rollout.vllm.dtype, model.fp32_head), equal temperature, top_p "
+    "and top_k, and leave algorithm.correction.kind at auto. docs/engines.md lists the causes.",
+)
 def sampler_gap(facts: Facts) -> Finding | None:
     """Look at tokens of the current weights where they are known: older ones differ because the policy moved.
 
@@ -129,8 +192,7 @@ def sampler_gap(facts: Facts) -> Finding | None:
             "bad" if large.mean >= GAP_LARGE else "warn",
             "Sampler and learner disagree",
             f"For the same token their log-probabilities differ by {number(large.mean)} nats on average at the worst.",
-            large.first,
-            large.last,
+            large.span,
             keys,
         )
     if change is not None and change[1] >= GAP_FLOOR and change[1] >= GAP_GROWTH * change[0]:
@@ -139,8 +201,7 @@ def sampler_gap(facts: Facts) -> Finding | None:
             "The gap between sampler and learner grows",
             f"Their log-probabilities of the same token differed by {number(change[0])} nats on average at the "
             f"beginning and by {number(change[1])} at the end.",
-            facts.first_step,
-            facts.last_step,
+            facts.whole,
             keys,
         )
     if corrected is not None:
@@ -148,13 +209,18 @@ def sampler_gap(facts: Facts) -> Finding | None:
             "warn",
             "Many tokens have their correction capped",
             f"The importance correction of {percent(corrected.mean)} of the tokens was capped or masked at the worst.",
-            corrected.first,
-            corrected.last,
+            corrected.span,
             keys,
         )
     return None
 
 
+@rule(
+    f"{percent(SYNC_WARN, 0)} of train/sync_accepted, what the check let pass (bad from all of it)",
+    "The engine does not run the weights it was given: everything that it samples is off-policy.",
+    "Find the tensor that does not arrive (docs/engines.md). Raise trainer.sync_check_tolerance only where the "
+    "engine computes in a coarser type.",
+)
 def sync_gap(facts: Facts) -> Finding | None:
     """Compare the engine's weights with the learner's after each publish, by the error that the check accepted."""
     known = dict(zip(*facts.series("train/sync_accepted"), strict=True))
@@ -169,12 +235,18 @@ def sync_gap(facts: Facts) -> Finding | None:
         "After a publish the engine is not what the learner is",
         f"Right after weights were handed over, log-probabilities differed by {number(gap)} nats at the worst; above "
         f"{number(accepted)} the run would have stopped.",
-        min(step for _, step, _, _ in over),
-        max(step for _, step, _, _ in over),
+        (min(step for _, step, _, _ in over), max(step for _, step, _, _ in over)),
         ["train/sync_gap", "train/sync_accepted"],
     )
 
 
+@rule(
+    f"a gradient norm of {SPIKE:g} times its median (a warning from {percent(SPIKES_OFTEN, 0)} of the steps and "
+    f"{SPIKES_FEWEST} on)",
+    "A spike is one batch that would undo many. learner.max_grad_norm bounds its length, not its direction.",
+    "Look at the groups of those steps in the rollouts. If they repeat: lower learner.learning_rate or "
+    "learner.max_grad_norm, or raise learner.warmup.",
+)
 def gradient_spikes(facts: Facts) -> Finding | None:
     """Against the run's own median: the scale of a gradient depends on the model."""
     usual = [value for value in facts.values("train/grad_norm") if value > 0]
@@ -192,12 +264,17 @@ def gradient_spikes(facts: Facts) -> Finding | None:
         "The gradient spikes",
         f"In {steps} of {facts.steps} it was {SPIKE:.0f} times its median ({number(median)}) and more, up to "
         f"{number(worst)}.",
-        spikes[0],
-        spikes[-1],
+        (spikes[0], spikes[-1]),
         ["train/grad_norm", "train/grad_norm_max"],
     )
 
 
+@rule(
+    f"any skipped or empty optimiser step (bad from {SPIKES_FEWEST} skipped, or with a loss that is not a number)",
+    "A number that was not finite is the first sign of divergence; an empty step is paid for and moves nothing.",
+    "For numbers that are not finite: lower learner.learning_rate, use model.dtype float32 or model.fp32_head. For "
+    "empty steps: more responses must vote and carry loss (rollout.max_response_tokens, algorithm.overlong_filtering).",
+)
 def skipped_steps(facts: Facts) -> Finding | None:
     """Any skipped step is a number that was not finite; the run stops after ``learner.max_skipped_steps`` in a row."""
     skipped, empty = facts.total("train/skipped_steps"), facts.total("train/empty_steps")
@@ -215,114 +292,6 @@ def skipped_steps(facts: Facts) -> Finding | None:
         "bad" if bad else "warn",
         "Optimiser steps moved nothing",
         f"Of {facts.total('train/optimizer_steps'):,.0f} optimiser steps " + " and ".join(parts) + ".",
-        min(where),
-        max(where),
+        (min(where), max(where)),
         ["train/skipped_steps", "train/empty_steps", "train/grad_norm_max"],
     )
-
-
-def policy_jumps(facts: Facts) -> Finding | None:
-    """How far a batch of updates moves the policy from the old one (the sampler's, or the learner's before them)."""
-    keys = ["train/approx_kl", "train/ratio_max", "train/ratio_min"]
-    far = facts.highest("train/approx_kl", KL)
-    if far is not None:
-        return Finding(
-            "bad" if far.mean >= KL_LARGE else "warn",
-            "Each step moves the policy far",
-            f"Over three steps the policy was up to {number(far.mean)} nats a token from the old one, that of "
-            "the ratio.",
-            far.first,
-            far.last,
-            keys,
-        )
-    extreme = facts.where("train/ratio_max", lambda value: value >= RATIO)
-    if len(extreme) < RATIO_STEPS:
-        return None
-    return Finding(
-        "note",
-        "Single tokens have extreme ratios",
-        f"In {len(extreme)} steps some token was {RATIO:.0f} times as likely as when it was sampled and more, up to "
-        f"{number(max(facts.values('train/ratio_max')))}.",
-        extreme[0],
-        extreme[-1],
-        keys,
-        "Where such a token is in a wrong answer nothing bounds its gradient: set algorithm.clip.dual (10 is usual).",
-    )
-
-
-_ALWAYS_SAME = "Read some answers: one that is always the same may be what a reward pays for."
-
-RULES = (
-    Rule(
-        "entropy_collapse",
-        f"entropy at the end below {percent(COLLAPSED, 0)} of its beginning (a note where training accuracy is "
-        f"{percent(SOLVED, 0)} and more)",
-        "A policy that always gives the same answer finds nothing better, and groups of equal answers teach nothing.",
-        "Go back to a checkpoint before the fall, where one is kept (checkpoint.keep), and lower "
-        "learner.learning_rate; raise algorithm.clip.high; see that rollout.temperature is 1. " + _ALWAYS_SAME,
-        entropy_collapse,
-    ),
-    Rule(
-        "entropy_explosion",
-        f"entropy at the end {EXPLODED:g} times its beginning with {100 * LOST:g} points of training accuracy lost, or "
-        f"{EXPLODED_ALONE:g} times without",
-        "Answers become random: the updates destroy more than they teach.",
-        "Lower learner.learning_rate or algorithm.clip.high, use fewer optimiser steps a batch (a larger "
-        "learner.minibatch_prompts, fewer learner.epochs_per_rollout), and look for a noisy reward.",
-        entropy_explosion,
-    ),
-    Rule(
-        "policy_jumps",
-        f"approximate KL of {KL:g} nats a token over 3 steps (bad from {KL_LARGE:g}); a note where {RATIO_STEPS} steps "
-        f"have a token with ratio {RATIO:g}",
-        "The update assumes that the policy stays near the one that sampled.",
-        "Lower learner.learning_rate, use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
-        "learner.epochs_per_rollout), or lower algorithm.dynamic_sampling.max_age.",
-        policy_jumps,
-    ),
-    Rule(
-        "clip_share",
-        f"{percent(CLIPPED, 0)} of the tokens clipped low or high, or {percent(DUAL, 0)} dual, over 3 steps "
-        f"(bad from {percent(CLIPPED_MUCH, 0)})",
-        "Clipped tokens have no gradient. A few are meant to be clipped; many mean that the steps are too large.",
-        "Lower learner.learning_rate, or use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
-        "learner.epochs_per_rollout). Old tokens are clipped too: lower algorithm.dynamic_sampling.max_age.",
-        clip_share,
-    ),
-    Rule(
-        "sampler_gap",
-        f"mean gap of {GAP:g} nats over 3 steps (bad from {GAP_LARGE:g}), or {GAP_GROWTH:g} times its beginning and "
-        f"{GAP_FLOOR:g} nats; or {percent(CORRECTED, 0)} of the tokens with a capped correction",
-        "The engine samples from another policy than the learner trains: gradients are biased, and runs drift until "
-        "they break.",
-        "Use the same type on both sides (model.dtype, rollout.vllm.dtype, model.fp32_head), equal temperature, top_p "
-        "and top_k, and leave algorithm.correction.kind at auto. docs/engines.md lists the causes.",
-        sampler_gap,
-    ),
-    Rule(
-        "sync_gap",
-        f"{percent(SYNC_WARN, 0)} of train/sync_accepted, what the check let pass (bad from all of it)",
-        "The engine does not run the weights it was given: everything that it samples is off-policy.",
-        "Find the tensor that does not arrive (docs/engines.md). Raise trainer.sync_check_tolerance only where the "
-        "engine computes in a coarser type.",
-        sync_gap,
-    ),
-    Rule(
-        "gradient_spikes",
-        f"a gradient norm of {SPIKE:g} times its median (a warning from {percent(SPIKES_OFTEN, 0)} of the steps and "
-        f"{SPIKES_FEWEST} on)",
-        "A spike is one batch that would undo many. learner.max_grad_norm bounds its length, not its direction.",
-        "Look at the groups of those steps in the rollouts. If they repeat: lower learner.learning_rate or "
-        "learner.max_grad_norm, or raise learner.warmup.",
-        gradient_spikes,
-    ),
-    Rule(
-        "skipped_steps",
-        f"any skipped or empty optimiser step (bad from {SPIKES_FEWEST} skipped, or with a loss that is not a number)",
-        "A number that was not finite is the first sign of divergence; an empty step is paid for and moves nothing.",
-        "For numbers that are not finite: lower learner.learning_rate, use model.dtype float32 or model.fp32_head. For "
-        "empty steps: more responses must vote and carry loss (rollout.max_response_tokens, "
-        "algorithm.overlong_filtering).",
-        skipped_steps,
-    ),
-)
