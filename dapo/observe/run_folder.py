@@ -44,7 +44,16 @@ HOSTS = "hosts"
 """Folder of a run for what the processes of its ranks and engines print."""
 _BEGUN = {LOCK, "recipe.yaml", "difference.txt", HOSTS}
 """Files in the folder of a run that ended before its recipe was written: as good as none."""
-_FOLDERS = ("rollouts", "tokens", "evaluations", "stopped", "checkpoints", "tensorboard", "export")
+
+
+class _Place:
+    """A file or folder of a run; of a ``RunFolder``, its path."""
+
+    def __init__(self, name: str, *, folder: bool = False) -> None:
+        self.name, self.folder = name, folder
+
+    def __get__(self, run: RunFolder, of: type[RunFolder]) -> Path:
+        return run.path / self.name
 
 
 @dataclass(slots=True)
@@ -54,6 +63,24 @@ class RunFolder:
     path: Path
     _lock: int | None = field(default=None, repr=False)  # file descriptor while this process holds the folder
     _given: Path | None = field(default=None, repr=False)  # what ``path`` was before ``anchor``
+
+    recipe = _Place("recipe.yaml")
+    resolved_recipe = _Place("recipe.resolved.yaml")
+    difference = _Place("difference.txt")
+    metrics = _Place("metrics.jsonl")
+    prompts = _Place("prompts.parquet")
+    samples = _Place("samples.jsonl")
+    spans = _Place("spans.jsonl")
+    status = _Place("status.json")
+    log = _Place("log.txt")
+    curve = _Place("curve.png")
+    rollouts = _Place("rollouts", folder=True)
+    stopped = _Place("stopped", folder=True)
+    tokens = _Place("tokens", folder=True)
+    evaluations = _Place("evaluations", folder=True)
+    checkpoints = _Place("checkpoints", folder=True)
+    export = _Place("export", folder=True)
+    """The model that a supervised run leaves."""
 
     @classmethod
     def create(cls, directory: str | Path, name: str, if_exists: Literal["refuse", "backup"] = "refuse") -> Self:
@@ -176,71 +203,6 @@ class RunFolder:
         given = self._given
         return self.path if given is None or given.absolute() != self.path else given
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def resolved_recipe(self) -> Path:
-        return self.path / "recipe.resolved.yaml"
-
-    @property
-    def difference(self) -> Path:
-        return self.path / "difference.txt"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def prompts(self) -> Path:
-        return self.path / "prompts.parquet"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def spans(self) -> Path:
-        return self.path / "spans.jsonl"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def curve(self) -> Path:
-        return self.path / "curve.png"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def stopped(self) -> Path:
-        return self.path / "stopped"
-
-    @property
-    def tokens(self) -> Path:
-        return self.path / "tokens"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def export(self) -> Path:
-        """The model that a supervised run leaves."""
-        return self.path / "export"
-
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"step_{step:06d}.parquet"
 
@@ -341,13 +303,15 @@ class RunFolder:
         Raises:
             DataError: naming it.
         """
-        files = [p.fget(self) for p in vars(type(self)).values() if isinstance(p, property) and p.fget]
-        for path in [*files, *(self.path / name for name in (LOCK, "machine.jsonl", "processes.json", "rewards.txt"))]:
-            folder = path.name in _FOLDERS
-            if path.is_symlink() and not folder:  # a copied run may hold one that leads to any file of the user's
+        places = [each for each in vars(type(self)).values() if isinstance(each, _Place)]
+        for place in (*places, *map(_Place, (LOCK, "machine.jsonl", "processes.json", "rewards.txt"))):
+            path = self.path / place.name
+            if path.is_symlink() and not place.folder:  # a copied run may hold one that leads to any file of the user's
                 raise DataError(f"{path} is a link, and a run would write to where it leads; put the file in its place")
-            if path.exists() and not (path.is_dir() if folder else path.is_file()):
-                raise DataError(f"{path} is no {'folder' if folder else 'file'}, which a run keeps there; move it away")
+            if path.exists() and not (path.is_dir() if place.folder else path.is_file()):
+                raise DataError(
+                    f"{path} is no {'folder' if place.folder else 'file'}, which a run keeps there; move it away"
+                )
         for folder_path in (self.rollouts, self.tokens, self.evaluations, self.stopped):
             for _, file in _names(folder_path, _STEP_FILE):
                 if not file.is_file():
