@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 
 from dapo.errors import DataError
 from dapo.observe.text import utf8
-from dapo.report.page_data import GroupView, PromptView, Visit
+from dapo.report.page_data import GroupView, PromptView
 from dapo.report.prompts_file import problems_of
 from dapo.report.reader import RunContents
 from dapo.report.rollout_index import THREADS, Index, Summary, files_of, index_of, opened, read_columns, reading
-from dapo.report.rollout_views import rows_of, token_groups, views
+from dapo.report.rollout_views import rows_of, token_groups, views, visit_of
 from dapo.types.batch import BoolArray
 
 MOST = 200
@@ -189,20 +189,8 @@ def prompt_views(run: RunContents, names: Sequence[str]) -> list[PromptView]:
 
 
 def _prompt_view(index: Index, name: str, problem: str, answer: str, source: str) -> PromptView:
-    visits = [_visit(index.summaries[s], g) for s, g in index.by_prompt[name]]
+    visits = [visit_of(index.summaries[s], g) for s, g in index.by_prompt[name]]
     return {"id": name, "source": source, "prompt": problem, "answer": answer, "visits": visits}
-
-
-def _visit(summary: Summary, place: int) -> Visit:
-    return {
-        "step": summary.step,
-        "group": int(summary.group[place]),
-        "verdict": summary.verdict[place],
-        "disposition": summary.disposition[place],
-        "correct": int(summary.correct[place]),
-        "scored": int(summary.scored[place]),
-        "length_mean": round(float(summary.length_mean[place]), 3),
-    }
 
 
 def texts_of(run: RunContents, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:

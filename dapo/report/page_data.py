@@ -7,6 +7,8 @@ and data and is untrusted: it is never markup. Times are seconds since 1970, dur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from dapo.metrics.charts import Chart
@@ -123,29 +125,6 @@ class ResponseView(TypedDict):
     tokens: Tokens | None
 
 
-class GroupView(TypedDict):
-    """A group, its responses side by side. ``responses`` is [] in lists, whole where one group is asked for."""
-
-    step: int
-    group: int
-    born: int
-    prompt_id: str
-    source: str
-    problem: str  # as the data has it; the prompt where that is not known
-    prompt: str  # as the model saw it, template and all
-    answer: str
-    verdict: str | None
-    disposition: str | None
-    why: str  # the reason it was dropped or kept, in words
-    responses: list[ResponseView]
-    size: int
-    correct: int
-    scored: int
-    length_mean: float
-    truncated: int
-    has_tokens: bool
-
-
 class Visit(TypedDict):
     """Result of one step for a prompt."""
 
@@ -156,6 +135,22 @@ class Visit(TypedDict):
     correct: int
     scored: int
     length_mean: float
+
+
+class GroupView(Visit):
+    """A group, its responses side by side. ``responses`` is [] in lists, whole where one group is asked for."""
+
+    born: int
+    prompt_id: str
+    source: str
+    problem: str  # as the data has it; the prompt where that is not known
+    prompt: str  # as the model saw it, template and all
+    answer: str
+    why: str  # the reason it was dropped or kept, in words
+    responses: list[ResponseView]
+    size: int
+    truncated: int
+    has_tokens: bool
 
 
 class PromptView(TypedDict):
@@ -284,21 +279,22 @@ class PageData(TypedDict):
     glossary: dict[str, Definition]  # of every key in curves and tiles
 
 
-class RunLine(TypedDict):
+@dataclass(frozen=True, slots=True)
+class RunLine:
     """A run in the list of ``dapo view``."""
 
     name: str  # path below the served folder; names the run in addresses
     state: State
     title: str
-    step: int
-    steps: int
-    updated: float | None
-    started: float | None
-    accuracy: list[float | None]  # held-out accuracy, for a small curve
-    reward: list[float | None]  # training accuracy, thinned to some fifty points
-    preset: str
-    model: str
-    advice: int  # warnings of severity "bad" and "warn"
-    bad: int  # of them "bad"
-    accuracy_steps: list[int]  # of the points of ``accuracy``
-    reward_steps: list[int]  # of the points of ``reward``
+    step: int = 0
+    steps: int = 0
+    updated: float | None = None
+    started: float | None = None
+    accuracy: Sequence[float | None] = ()  # held-out accuracy, for a small curve
+    reward: Sequence[float | None] = ()  # training accuracy, thinned to some fifty points
+    preset: str = ""
+    model: str = ""
+    advice: int = 0  # warnings of severity "bad" and "warn"
+    bad: int = 0  # of them "bad"
+    accuracy_steps: Sequence[int] = ()  # of the points of ``accuracy``
+    reward_steps: Sequence[int] = ()  # of the points of ``reward``

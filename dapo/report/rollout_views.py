@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dapo.errors import DataError
 from dapo.observe.parquet import ParquetSource, open_parquet
 from dapo.observe.run_files import check_regular
-from dapo.report.page_data import GroupView, ResponseView, Tokens, TurnView
+from dapo.report.page_data import GroupView, ResponseView, Tokens, TurnView, Visit
 from dapo.report.prompts_file import problems_of
 from dapo.report.reader import RunContents
 from dapo.report.rollout_index import Summary, opened, read_columns, reading
@@ -135,25 +135,32 @@ def _put_in(table: pa.Table, logprobs: pa.ListArray, count: int) -> NDArray[np.b
     return put_in
 
 
-def _view(summary: Summary, place: int, row: dict[str, Any], has_tokens: bool) -> GroupView:
-    verdict, disposition = summary.verdict[place], summary.disposition[place]
+def visit_of(summary: Summary, place: int) -> Visit:
+    """Return what a summary says of one of its groups."""
     return {
         "step": summary.step,
         "group": int(summary.group[place]),
+        "verdict": summary.verdict[place],
+        "disposition": summary.disposition[place],
+        "correct": int(summary.correct[place]),
+        "scored": int(summary.scored[place]),
+        "length_mean": round(float(summary.length_mean[place]), 3),
+    }
+
+
+def _view(summary: Summary, place: int, row: dict[str, Any], has_tokens: bool) -> GroupView:
+    visit = visit_of(summary, place)
+    return {
+        **visit,
         "born": row["born"] if row["born"] is not None else summary.step,
         "prompt_id": summary.prompt_id[place],
         "source": summary.source[place],
         "problem": "",
         "prompt": _cut(row["prompt"]),
         "answer": _cut(row["answer"]),
-        "verdict": verdict,
-        "disposition": disposition,
-        "why": why(verdict, disposition),
+        "why": why(visit["verdict"], visit["disposition"]),
         "responses": [],
         "size": int(summary.size[place]),
-        "correct": int(summary.correct[place]),
-        "scored": int(summary.scored[place]),
-        "length_mean": round(float(summary.length_mean[place]), 3),
         "truncated": int(summary.truncated[place]),
         "has_tokens": has_tokens,
     }

@@ -20,6 +20,7 @@ import html
 import logging
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -138,7 +139,7 @@ class Pages:
         content = {
             "folder": folder_name(self.folder),
             "version": self.version,
-            "runs": lines,
+            "runs": list(map(asdict, lines)),
             "waiting": waiting,
             "led_out": found.led_out,
             "cut": found.cut,

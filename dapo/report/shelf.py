@@ -157,7 +157,7 @@ class Shelf:
                 waiting += line is None
             if line is not None:
                 lines.append(line)
-        return sorted(lines, key=lambda line: (-(line["updated"] or line["started"] or 0.0), line["name"])), waiting
+        return sorted(lines, key=lambda line: (-(line.updated or line.started or 0.0), line.name)), waiting
 
     def _line(self, name: str) -> RunLine | None:
         with self._lock:
@@ -173,7 +173,7 @@ class Shelf:
                 return None  # it went while we looked
             except Exception:  # one odd run must not keep the others from being seen
                 _log.exception("no line for run %s", brief_name(name))
-                slot.value, slot.seen = _unreadable(name), now
+                slot.value, slot.seen = RunLine(name, "unknown", "cannot be read"), now
             line: RunLine = slot.value
             return line
 
@@ -182,7 +182,7 @@ class Shelf:
         status = status_of(run)
         now = time.monotonic()
         if status["state"] == "running" and slot.value is not None and now - slot.made < ADVICE_SECONDS:
-            warnings, bad = slot.value["advice"], slot.value["bad"]
+            warnings, bad = slot.value.advice, slot.value.bad
         else:
             severities = [advice["severity"] for advice in advice_of(run)]
             bad = severities.count("bad")
@@ -193,23 +193,23 @@ class Shelf:
                 self._runs.pop((name, True), None)  # nothing will be appended: its line is all that is needed
         accuracy = _points(run, _VALIDATION)
         reward = _points(run, _TRAINING)
-        return {
-            "name": name,
-            "state": status["state"],
-            "title": status["title"],
-            "step": status["step"],
-            "steps": status["steps"],
-            "updated": status["updated"],
-            "started": status["started"],
-            "accuracy": [value for _, value in accuracy],
-            "accuracy_steps": [step for step, _ in accuracy],
-            "reward": [value for _, value in reward],
-            "reward_steps": [step for step, _ in reward],
-            "preset": run.recipe.preset if run.recipe else "",
-            "model": run.recipe.model.path if run.recipe else "",
-            "advice": warnings,
-            "bad": bad,
-        }
+        return RunLine(
+            name=name,
+            state=status["state"],
+            title=status["title"],
+            step=status["step"],
+            steps=status["steps"],
+            updated=status["updated"],
+            started=status["started"],
+            accuracy=[value for _, value in accuracy],
+            accuracy_steps=[step for step, _ in accuracy],
+            reward=[value for _, value in reward],
+            reward_steps=[step for step, _ in reward],
+            preset=run.recipe.preset if run.recipe else "",
+            model=run.recipe.model.path if run.recipe else "",
+            advice=warnings,
+            bad=bad,
+        )
 
     # ---------------------------------------------------------------------------------------------------- answers
 
@@ -256,26 +256,6 @@ def pack(make: Callable[[], Any], identity: str | None = None) -> JsonPayload:
     named = body if identity is None else f"{os.getpid()} {identity}".encode(errors="backslashreplace")
     packed = gzip.compress(body, compresslevel=1) if len(body) >= COMPRESS_FROM else None
     return JsonPayload(hashlib.sha256(named).hexdigest()[:24], body, packed, time.thread_time() - start)
-
-
-def _unreadable(name: str) -> RunLine:
-    return {
-        "name": name,
-        "state": "unknown",
-        "title": "cannot be read",
-        "step": 0,
-        "steps": 0,
-        "updated": None,
-        "started": None,
-        "accuracy": [],
-        "accuracy_steps": [],
-        "reward": [],
-        "reward_steps": [],
-        "preset": "",
-        "model": "",
-        "advice": 0,
-        "bad": 0,
-    }
 
 
 def _points(run: RunContents, key: str) -> list[tuple[int, float | None]]:

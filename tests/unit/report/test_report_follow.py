@@ -135,7 +135,7 @@ def test_a_file_cut_at_any_byte_is_answered(tmp_path: Path, name: str) -> None:
                 reply = served.ask(target)
                 assert reply.status == 200, (length, reply.body)
             if name == "metrics.jsonl":
-                assert whole.lines()[0][0]["step"] == max(0, content[:length].count(b"\n") - 1) or length == 0
+                assert whole.lines()[0][0].step == max(0, content[:length].count(b"\n") - 1) or length == 0
 
 
 @pytest.mark.whole

@@ -61,7 +61,7 @@ def test_a_run_that_no_line_can_be_made_of_leaves_the_others_in_the_list(tmp_pat
     shelf = Shelf(RunsFolder.at(tmp_path))
     for _ in range(2):
         lines, waiting = shelf.lines()
-        assert {line["name"]: line["title"] for line in lines} == {"good": "finished", "odd": "cannot be read"}
+        assert {line.name: line.title for line in lines} == {"good": "finished", "odd": "cannot be read"}
         assert waiting == 0
     assert asked.count("odd") == 1  # not tried again while it stays as it is
 

@@ -58,11 +58,11 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
 def test_a_long_run_has_a_short_curve(tmp_path: Path) -> None:
     made(tmp_path / "long", steps=500, parts="status")
     line = shelf.Shelf(RunsFolder.at(tmp_path)).lines()[0][0]
-    assert len(line["reward"]) == shelf.POINTS
+    assert len(line.reward) == shelf.POINTS
     # stretches of ten steps: the first is the mean of steps 1 to 10
-    assert line["reward"][0] == pytest.approx(0.18 + 0.6 * 5.5 / 500)
-    assert line["reward_steps"][:2] == [10, 20]
-    assert line["reward_steps"][-1] == 500
+    assert line.reward[0] == pytest.approx(0.18 + 0.6 * 5.5 / 500)
+    assert line.reward_steps[:2] == [10, 20]
+    assert line.reward_steps[-1] == 500
 
 
 def test_one_run_may_be_served_alone(runs: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_list_that_takes_long_comes_in_parts_the_newest_first(tmp_path: Path) 
         os.utime(run / "metrics.jsonl", (n, n))
     kept = shelf.Shelf(RunsFolder.at(tmp_path))
     seen = [kept.lines(patience=0.0) for _ in range(2)]
-    assert [([line["name"] for line in lines], waiting) for lines, waiting in seen] == [(["run3"], 3)] * 2
+    assert [([line.name for line in lines], waiting) for lines, waiting in seen] == [(["run3"], 3)] * 2
     lines, waiting = kept.lines()
     assert (len(lines), waiting) == (4, 0)
     assert kept.lines(patience=0.0)[1] == 0  # what was read once is known
