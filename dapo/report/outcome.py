@@ -9,7 +9,7 @@ from dapo.metrics.glossary import PHASES
 from dapo.observe.held_out import AccuracyPoint, chance_between
 from dapo.observe.metrics import shown
 from dapo.observe.sentences import ended_said
-from dapo.observe.text import big, number, percent, seconds_said, sentence
+from dapo.observe.text import big, interval, number, percent, seconds_said, sentence
 from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
@@ -132,12 +132,11 @@ def _times(noise: float) -> str:
 
 def _aside(facts: Facts) -> str:
     """Greedy accuracy and diversity, of the first and the last evaluation."""
-    rows = [row for row in facts.run.rows if row.get("validation/accuracy") is not None]
     parts = []
-    greedy, key = _ends(rows, "validation/greedy_accuracy"), _widest(rows)
+    greedy, key = facts.first_and_last("validation/greedy_accuracy"), facts.widest_pass
     if greedy:
         parts.append(f"greedy accuracy went from {percent(greedy[0])} to {percent(greedy[1])}")
-    many = _ends(rows, key) if key else None
+    many = facts.first_and_last(key)
     if many:
         change, noise = many[1] - many[0], facts.chance_of_pass(key)
         verb = "held" if abs(change) <= noise else "rose" if change > 0 else "fell"
@@ -230,12 +229,11 @@ def _accuracy_tile(facts: Facts) -> Tile | None:
     if not found:
         return None
     first, last = found[0], found[-1]
-    row = [row for row in facts.run.rows if row.get("validation/accuracy") is not None][-1]
-    problems = row.get("validation/problems")
+    problems = facts.evaluated[-1].get("validation/problems")
     where = f", {problems:,.0f} problems" if problems else ""
     detail = f"step {last.step}{where}"
     if last.interval:
-        detail = f"95% interval {_interval(last.interval)}, {detail}"
+        detail = f"95% interval {interval(*last.interval)}, {detail}"
     if last is first:
         return _tile("held-out accuracy", percent(last.accuracy), detail, "validation/accuracy")
     change, noise = last.accuracy - first.accuracy, chance_between(first, last)
@@ -257,7 +255,7 @@ def _first_and_last(facts: Facts, label: str, key: str) -> Tile | None:
 
 
 def _pass_tile(facts: Facts) -> Tile | None:
-    key = _widest([row for row in facts.run.rows if row.get("validation/accuracy") is not None])
+    key = facts.widest_pass
     return _first_and_last(facts, key.removeprefix("validation/"), key) if key else None
 
 
@@ -332,27 +330,7 @@ def _shares(seconds: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def _with_interval(found: AccuracyPoint) -> str:
-    return f"{percent(found.accuracy)} ({_interval(found.interval)})" if found.interval else percent(found.accuracy)
-
-
-def _interval(interval: tuple[float, float]) -> str:
-    return f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}"
-
-
-def _ends(rows: Sequence[dict[str, float]], key: str) -> tuple[float, float] | None:
-    if len(rows) < 2 or rows[0].get(key) is None or rows[-1].get(key) is None:
-        return None
-    return rows[0][key], rows[-1][key]
-
-
-def _widest(rows: Sequence[dict[str, float]]) -> str:
-    """Return the key of pass@k with the largest k above 1; "" for none."""
-    widths = [
-        int(key.removeprefix("validation/pass@"))
-        for key in (rows[-1] if rows else ())
-        if key.startswith("validation/pass@") and key.removeprefix("validation/pass@").isdecimal()
-    ]
-    return f"validation/pass@{max(widths)}" if widths and max(widths) > 1 else ""
+    return f"{percent(found.accuracy)} ({interval(*found.interval)})" if found.interval else percent(found.accuracy)
 
 
 def _lower(title: str) -> str:

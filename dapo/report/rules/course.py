@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from dapo.observe.evaluations import read_held_out
 from dapo.observe.held_out import AccuracyPoint, HeldOut, accuracy_of, chance_between, chance_of, pass_difference
+from dapo.observe.metrics import Row, series
 from dapo.report.page_data import Advice
 from dapo.report.reader import RunContents
 from dapo.report.status import checkpoint_steps
@@ -84,6 +85,26 @@ class Facts:
         return chance_between(first, last) if change is None else chance_of(change)
 
     @cached_property
+    def evaluated(self) -> list[Row]:
+        """Lines of metrics with a held-out accuracy, that of step 0 included."""
+        return [row for row in self.run.rows if row.get("validation/accuracy") is not None]
+
+    @property
+    def widest_pass(self) -> str:
+        """``validation/pass@k`` of the largest k above 1 that the first and the last evaluation have; "" for none."""
+        begin, rows = "validation/pass@", self.evaluated
+        known = rows[0].keys() & rows[-1].keys() if rows else ()
+        widths = [int(k) for key in known if key.startswith(begin) and (k := key.removeprefix(begin)).isdecimal()]
+        return f"{begin}{max(widths)}" if max(widths, default=1) > 1 else ""
+
+    def first_and_last(self, key: str) -> tuple[float, float] | None:
+        """Return a number of the first and the last of several evaluations; None where one of both lacks it."""
+        rows = self.evaluated
+        if len(rows) < 2 or rows[0].get(key) is None or rows[-1].get(key) is None:
+            return None
+        return rows[0][key], rows[-1][key]
+
+    @cached_property
     def checkpoints(self) -> list[int]:
         """Steps of the checkpoints that are kept, in order."""
         return checkpoint_steps(self.run)
@@ -91,8 +112,7 @@ class Facts:
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Return steps and values where they were measured."""
         if key not in self._series:
-            found = [(int(row["step"]), row[key]) for row in self.rows if _is_number(row.get(key))]
-            self._series[key] = [step for step, _ in found], [float(value) for _, value in found]
+            self._series[key] = series(self.rows, key)
         return self._series[key]
 
     def values(self, key: str) -> list[float]:
@@ -241,7 +261,3 @@ def _window(count: int) -> int:
 def _mean(values: Sequence[float]) -> float:
     # divided first: a diverged run logs numbers whose sum overflows
     return math.fsum(value / len(values) for value in values) if values else 0.0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

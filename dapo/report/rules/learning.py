@@ -182,31 +182,20 @@ def no_learning(facts: Facts) -> Finding | None:
 )
 def diversity(facts: Facts) -> Finding | None:
     """Compare the largest k that the first and the last evaluation share."""
-    rows = [row for row in facts.run.rows if row.get("validation/accuracy") is not None]
-    if len(rows) < 2:
-        return None
-    first, last = rows[0], rows[-1]
-    widths = [
-        int(key.removeprefix("validation/pass@"))
-        for key in first
-        if key.startswith("validation/pass@") and key.removeprefix("validation/pass@").isdecimal() and last.get(key)
-    ]
-    widest = max(widths, default=1)
-    key = f"validation/pass@{widest}"
-    before, after = first.get(key), last.get(key)
-    if widest == 1 or before is None or after is None:
+    key = facts.widest_pass
+    passed, right = facts.first_and_last(key), facts.first_and_last("validation/accuracy")
+    if passed is None or right is None:
         return None
     noise = max(DIVERSITY, facts.chance_of_pass(key))
-    rise = last["validation/accuracy"] - first["validation/accuracy"]
-    if rise <= 0 or before - after <= noise:
+    if right[1] <= right[0] or passed[0] - passed[1] <= noise:
         return None
     return Finding(
         "warn",
         "Answers lose their variety",
-        f"Accuracy of one answer rose from {percent(first['validation/accuracy'])} to "
-        f"{percent(last['validation/accuracy'])}, and that one of {widest} is right fell from {percent(before)} to "
-        f"{percent(after)}: fewer problems can be solved, those more surely.",
-        (int(first["step"]), int(last["step"])),
+        f"Accuracy of one answer rose from {percent(right[0])} to {percent(right[1])}, and that one of "
+        f"{key.rpartition('@')[2]} is right fell from {percent(passed[0])} to {percent(passed[1])}: fewer problems can "
+        "be solved, those more surely.",
+        (facts.evaluations[0].step, facts.evaluations[-1].step),
         [key, "validation/accuracy", "train/entropy"],
     )
 
