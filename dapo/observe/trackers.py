@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import TrackerSettings
@@ -26,6 +25,8 @@ ANSWERS = 32
 """Held-out answers in the table of an evaluation."""
 _COLUMNS = ("step", "set", "problem", "gold answer", "response", "accuracy", "tokens", "truncated", "greedy")
 _LONGEST = 2000  # characters of a text in the table
+More = Callable[[Numbers], Mapping[str, float]]
+"""Numbers by further names, made of those of a step."""
 
 
 class Tracker(Callback):
@@ -34,11 +35,14 @@ class Tracker(Callback):
     needs_texts = False
     modules: tuple[str, ...] = ()  # that it imports
     install = f"Install it with `{install_command('track')}`."
-    more: Callable[[Numbers], Mapping[str, float]] | None = None  # numbers by further names
+
+    def __init__(self, project: str = PROJECT, more: More = lambda numbers: {}) -> None:
+        """``project``: for a service that has projects."""
+        self._project, self._more = project, more
 
     def numbers(self, event: StepEvent) -> dict[str, float]:
         """Return the finite numbers of a step, with those by further names."""
-        return _finite(event.metrics) | dict(self.more(event.metrics) if self.more is not None else {})
+        return _finite(event.metrics) | dict(self._more(event.metrics))
 
 
 class TensorBoardTracker(Tracker):
@@ -47,16 +51,12 @@ class TensorBoardTracker(Tracker):
     name = "tensorboard"
     modules = ("tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.event_file_writer")
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """``folder``: for the events; None: RUN/tensorboard."""
-        self._folder = folder
-
     def start(self, event: StartEvent) -> None:
         """After a resume TensorBoard hides what the earlier process wrote of later steps."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder = self._folder or event.folder / "tensorboard"
+        folder = event.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
         if event.first_step:
@@ -81,9 +81,6 @@ class WandbTracker(Tracker):
     name = "wandb"
     modules = ("wandb",)
     needs_texts = True
-
-    def __init__(self, project: str = PROJECT) -> None:
-        self._project = project
 
     def start(self, event: StartEvent) -> None:
         import wandb
@@ -126,9 +123,6 @@ class MlflowTracker(Tracker):
     needs_texts = True
     install = "Install it with `pip install mlflow`."
 
-    def __init__(self, project: str = PROJECT) -> None:
-        self._project = project
-
     def start(self, event: StartEvent) -> None:
         import mlflow
 
@@ -163,9 +157,6 @@ class TrackioTracker(Tracker):
     modules = ("trackio",)
     install = "Install it with `pip install trackio`."
 
-    def __init__(self, project: str = PROJECT) -> None:
-        self._project = project
-
     def start(self, event: StartEvent) -> None:
         import trackio
 
@@ -180,36 +171,17 @@ class TrackioTracker(Tracker):
         self._trackio.finish()
 
 
-KNOWN: dict[str, Callable[[str], Tracker]] = {
-    "tensorboard": lambda project: TensorBoardTracker(),
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
-    "trackio": TrackioTracker,
-}
-"""Trackers by the name that ``logging.trackers`` takes, made with the project's name."""
+KNOWN = {one.name: one for one in (TensorBoardTracker, WandbTracker, MlflowTracker, TrackioTracker)}
+"""Trackers by the name that ``logging.trackers`` takes."""
 
 
-def make_trackers(
-    settings: Sequence[TrackerSettings], more: Callable[[Numbers], Mapping[str, float]] | None = None
-) -> list[Callback]:
-    """Make the trackers that ``logging.trackers`` names.
-
-    Args:
-        settings: of each.
-        more: numbers by further names, made of those of a step, which named trackers get too.
+def make_trackers(settings: Sequence[TrackerSettings], more: More = lambda numbers: {}) -> list[Callback]:
+    """Make the trackers that ``logging.trackers`` names; named ones get ``more`` numbers, too.
 
     Raises:
         RecipeError: A class of the user is missing, or is no callback.
     """
-    made: list[Callback] = []
-    for one in settings:
-        if one.kind in KNOWN:
-            tracker = KNOWN[one.kind](one.project or PROJECT)
-            tracker.more = more
-            made.append(tracker)
-        else:
-            made.append(_own(one.kind))
-    return made
+    return [KNOWN[one.kind](one.project or PROJECT, more) if one.kind in KNOWN else _own(one.kind) for one in settings]
 
 
 def missing_tracker(trackers: Sequence[Callback]) -> str | None:

@@ -27,12 +27,12 @@ def trackers_of(recipe: Recipe) -> list[Callback]:
     Raises:
         RecipeError: one of the user's that is none.
     """
-    more = None
-    if recipe.logging.also == "nemo-rl":
-        rollout, oversample = recipe.rollout, recipe.algorithm.dynamic_sampling.oversample
-        more = partial(
-            nemo_rl_metrics, prompts=rollout.prompts_per_step, group_size=rollout.group_size, oversample=oversample
-        )
+    if recipe.logging.also != "nemo-rl":
+        return make_trackers(recipe.logging.trackers)
+    rollout, oversample = recipe.rollout, recipe.algorithm.dynamic_sampling.oversample
+    more = partial(
+        nemo_rl_metrics, prompts=rollout.prompts_per_step, group_size=rollout.group_size, oversample=oversample
+    )
     return make_trackers(recipe.logging.trackers, more)
 
 
