@@ -27,13 +27,6 @@ from dapo.types.events import (
 
 State = dict[str, Any]
 METHODS = ("start", "step", "evaluation", "checkpoint", "end")
-_EVENTS = {
-    StartEvent: "start",
-    StepEvent: "step",
-    EvaluationEvent: "evaluation",
-    CheckpointEvent: "checkpoint",
-    EndEvent: "end",
-}
 
 
 @dataclass(slots=True)
@@ -72,7 +65,7 @@ class Callbacks:
         for listener in list(self._listeners):
             state = (states or {}).get(listener.name, {})
             own = replace(event, state=state if isinstance(state, dict) else {})
-            self._guard(listener, lambda e=own, c=listener.callback: c.start(e), starting=True)  # type: ignore[misc]
+            self._guard(listener, listener.callback.start, own, starting=True)
             if listener in self._listeners:
                 listener.started = True
                 _refuse_unsavable(listener)
@@ -81,12 +74,14 @@ class Callbacks:
         """Call back after a recorded step."""
         self._step = step
         if self._listeners:
-            self._send(StepEvent(step, sealed(metrics), sealed(finished) if self._texts else ()))
+            self._send("step", StepEvent(step, sealed(metrics), sealed(finished) if self._texts else ()))
 
     def evaluation(self, step: int, result: EvaluationResult) -> None:
         """Call back after the held-out problems were answered."""
         if self._listeners:
-            self._send(EvaluationEvent(step, sealed(result.metrics), sealed(result.sets) if self._texts else {}))
+            self._send(
+                "evaluation", EvaluationEvent(step, sealed(result.metrics), sealed(result.sets) if self._texts else {})
+            )
 
     def checkpoint(self, step: int, folder: Path) -> None:
         """Tell callbacks of a checkpoint that was written.
@@ -94,7 +89,7 @@ class Callbacks:
         Raises:
             CallbackError: the state of a callback that wants the run to end with it is not in there.
         """
-        self._send(CheckpointEvent(step, folder))
+        self._send("checkpoint", CheckpointEvent(step, folder))
         if self._failed is not None:
             raise self._failed
 
@@ -126,7 +121,7 @@ class Callbacks:
         states: State = {}
         for listener in list(self._listeners):
             try:
-                self._guard(listener, lambda n=listener: states.update({n.name: n.callback.state()}))  # type: ignore[misc]
+                states[listener.name] = self._guard(listener, listener.callback.state)
             except CallbackError as error:
                 self._failed = error
         for listener in self._listeners:
@@ -147,14 +142,13 @@ class Callbacks:
     def _texts(self) -> bool:
         return any(listener.callback.needs_texts for listener in self._listeners)
 
-    def _send(self, event: StepEvent | EvaluationEvent | CheckpointEvent) -> None:
+    def _send(self, method: str, event: Event) -> None:
         for listener in list(self._listeners):
-            method = getattr(listener.callback, _EVENTS[type(event)])
-            self._guard(listener, lambda m=method: m(event))  # type: ignore[misc]
+            self._guard(listener, getattr(listener.callback, method), event)
 
-    def _guard(self, listener: _Listener, call: Callable[[], None], starting: bool = False) -> None:
+    def _guard(self, listener: _Listener, call: Callable[..., Any], *given: Event, starting: bool = False) -> Any:
         try:
-            call()
+            return call(*given)
         # Whatever it raises, training goes on, unless its author wants otherwise. A GeneratorExit would pass for the
         # end of the steps by their caller.
         except (Exception, GeneratorExit) as error:
