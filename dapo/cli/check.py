@@ -20,7 +20,6 @@ from dapo.cli.check_machine import (
     no_gpu,
     on_cpu,
     runs_on_gpu,
-    span,
 )
 from dapo.cli.check_memory import (
     LARGE,
@@ -43,6 +42,7 @@ from dapo.config.faults import brief
 from dapo.errors import ModelError, RewardError, Unreachable
 from dapo.loop.sampling.prompts import least_kept
 from dapo.observe.report_extra import PICTURES, missing
+from dapo.observe.text import span
 from dapo.types.model import ModelFacts
 from dapo.words import counted, in_a_row
 

@@ -11,6 +11,7 @@ from dapo.cli.check_time import KEPT, MEAN_LENGTH, needed_memory, step_work
 from dapo.config import Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.deployment import Deployment, deployment_of
+from dapo.observe.text import span
 from dapo.system import core_count, memory_size
 from dapo.types.model import ModelFacts
 from dapo.words import counted
@@ -234,20 +235,6 @@ def _rows(recipe: Recipe) -> int:
 def on_cpu(recipe: Recipe) -> Recipe:
     """Return the recipe with ``model.device: cpu``."""
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"device": "cpu"})})
-
-
-def span(seconds: float | None) -> str:
-    """Return a duration for people.
-
-    >>> span(0.04), span(15.8), span(600), span(4 * 3600), span(9 * 86400)
-    ('0.04 s', '16 s', '10 min', '4.0 h', '9 days')
-    """
-    assert seconds is not None
-    if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:,.0f} days"
 
 
 def no_gpu(recipe: Recipe) -> bool:

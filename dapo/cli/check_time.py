@@ -12,6 +12,7 @@ from dapo.cli.check_ranks import publish_seconds
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
 from dapo.config.deployment import Deployment
+from dapo.observe.text import span
 from dapo.types.model import ModelFacts
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -241,11 +242,11 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
         generate, learn = step_seconds(step_work(recipe, facts, prompt, card, memory), card, facts.parameters)
         generate, learn = generate / engines, learn / ranks / waiting
         both = max(generate, learn) if found.overlaps else generate + learn
-        parts = [f"{_seconds(generate)} to generate", f"{_seconds(learn)} to learn" + " meanwhile" * found.overlaps]
+        parts = [f"{span(generate)} to generate", f"{span(learn)} to learn" + " meanwhile" * found.overlaps]
         parts += [f"{publish:.0f} s to publish"] if publish >= 0.5 else []
         yield (
             f"{f'{cards} x ' * (cards > 1)}{card.name}: {' and '.join([', '.join(parts[:-1]), parts[-1]])}, "
-            f"{steps:,} steps in about {_hours((both + publish) * steps / 3600)}, evaluations not counted"
+            f"{steps:,} steps in about {span((both + publish) * steps)}, evaluations not counted"
         )
     if not fitting:
         yield _none_fits(recipe, memory)
@@ -261,13 +262,3 @@ def _none_fits(recipe: Recipe, memory: Memory) -> str:
         f"{size_text(memory.resident + memory.checking)} of the learner: on the {most.name} "
         f"rollout.vllm.gpu_memory_utilization can be {share:g}"
     )
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
-
-
-def _hours(hours: float) -> str:
-    if hours < 0.1:
-        return f"{60 * hours:.1g} min"
-    return f"{hours:.1f} h" if hours < 10 else f"{math.ceil(hours):,} h"

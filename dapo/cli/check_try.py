@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dapo.cli.check_machine import Fit, Looked, evaluations, span
+from dapo.cli.check_machine import Fit, Looked, evaluations
 from dapo.cli.check_memory import size_text
 from dapo.cli.check_rewards import GOLD
 from dapo.config import Recipe
 from dapo.config.mixed import mixed_by_spread
+from dapo.observe.text import span
 from dapo.types.batch import Group, Key, StepBatch
 from dapo.words import counted
 

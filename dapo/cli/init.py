@@ -22,6 +22,7 @@ from dapo.data.formats import RawProblem, fields_line, to_problems
 from dapo.data.readers import read_records
 from dapo.errors import DataError, ModelError, RecipeError
 from dapo.observe.jsonl import write_atomically
+from dapo.observe.text import span
 
 if TYPE_CHECKING:  # torch comes with it
     from dapo.cli.init_sizes import Sizes
@@ -120,7 +121,6 @@ def _sized(
     wanted: Wanted, data: _Data, held_out: _Data | None, form: Form, machine: _Machine, out: Path
 ) -> tuple[str, list[str]]:
     """Return the recipe in sizes that fit this machine, and lines that say what they take."""
-    from dapo.cli.check_machine import span
     from dapo.cli.check_memory import size_text
     from dapo.cli.init_sizes import candidates, choose_sizes, prompts_of
 

@@ -117,6 +117,20 @@ def seconds_said(seconds: float) -> str:
     return f"{minutes} min {left} s" if left else f"{minutes} min"
 
 
+def span(seconds: float | None) -> str:
+    """Return an estimated duration, which is known, for people.
+
+    >>> span(0.04), span(15.8), span(600), span(4 * 3600), span(9 * 86400)
+    ('0.04 s', '16 s', '10 min', '4.0 h', '9 days')
+    """
+    assert seconds is not None
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:,.0f} days"
+
+
 def big(count: float) -> str:
     """451,489 as it is; from ten million on in words."""
     if count >= 1e9:
