@@ -59,7 +59,8 @@ class Side:
         pieces = Pieces(self.session.tokenizer) if recipe.logging.tokens else None
         status = StatusWriter(self.folder.status, steps)
         trackers = Callbacks()
-        self.recorder = RunRecorder(self.folder, console, trackers, recipe, pieces, status)
+        self.recorder = RunRecorder(self.folder, console, recipe, pieces)
+        self.recorder.open(trackers, status)
         self.trainer = self.session.trainer(self.recorder, CheckpointStore(self.folder.checkpoints))
         console.start(name, steps, 0)
         self.trainer.phases.take()

@@ -54,13 +54,7 @@ _SPENT = {
 """What became of the generated tokens: ``total/cost/<name>_tokens``, and ``cost/held_tokens``, of the last row."""
 
 
-def show_data(
-    run: Path,
-    show: Show | None = None,
-    limit: int | None = None,
-    step: int | None = None,
-    console: Console | None = None,
-) -> None:
+def show_data(run: Path, show: Show | None, limit: int | None, step: int | None) -> None:
     """Print the overview of a run, or with ``show`` the list of its prompts of one kind.
 
     Args:
@@ -68,15 +62,13 @@ def show_data(
         show: the kind of prompts to list; None: the overview.
         limit: prompts to list of each kind; None: 3 in the overview, 20 in a list.
         step: the checkpoint to read, and the last step of the metrics; None: the newest.
-        console: where to print; default the standard output.
 
     Raises:
         RecipeError: there is no run in the folder.
         CheckpointError: no checkpoint of ``step``; a damaged one; or no history, which ``show`` needs.
         DataError: files of the run that are damaged.
     """
-    console = console or Console(highlight=False)
-    data = load_run(RunFolder.open(run), step)
+    console, data = Console(highlight=False), load_run(RunFolder.open(run), step)
     if show is not None:
         if data.history is None:
             raise CheckpointError(f"no prompts to list: {' '.join(data.notes)}")
@@ -116,13 +108,13 @@ def _say(text: str, style: str = "") -> RenderableType:
     return Padding(Text(text, style=style), (0, 0, 0, 2), expand=False)
 
 
-def _table(*columns: str, last: str = "") -> Table:
+def _table(*columns: str) -> Table:
     """Names at the left, numbers at the right, an optional remark."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=QUIET)
     table.add_column("  " + columns[0], no_wrap=True)
     for column in columns[1:]:
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column(last, style=QUIET)  # the one that gives way where it is narrow
+    table.add_column(style=QUIET)  # the one that gives way where it is narrow
     return table
 
 

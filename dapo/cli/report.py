@@ -30,21 +30,13 @@ LEAST_MB = 2.0
 _STATE_STYLES = {"finished": GOOD, "failed": BAD, "killed": BAD, "unfilled": BAD}
 
 
-def report_runs(
-    runs: Sequence[Path],
-    out: Path | None = None,
-    budget_mb: float = 10.0,
-    console: Console | None = None,
-    *,
-    as_json: bool = False,
-) -> None:
+def report_runs(runs: Sequence[Path], out: Path | None, budget_mb: float, *, as_json: bool) -> None:
     """Write the report of runs and say what it says and where it is.
 
     Args:
         runs: run folders; the runs may be going on. A folder named twice counts once.
         out: where to write; default ``RUN/report`` for one run, ``dapo-report`` here for several.
         budget_mb: most megabytes of report.html.
-        console: where to print; default the standard output.
         as_json: print one object, as docs/cli.md describes it.
 
     Raises:
@@ -53,7 +45,7 @@ def report_runs(
     """
     if not math.isfinite(budget_mb) or budget_mb < LEAST_MB:
         raise RecipeError(f"--budget-mb {budget_mb:g}: a page without rollouts takes up to {LEAST_MB:g} MB; give more")
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     folders = list({path.resolve(): RunFolder.open(path) for path in runs}.values())  # all are checked before work
     from dapo.report.page_files import write_report
     from dapo.report.reader import read_run

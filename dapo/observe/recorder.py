@@ -44,54 +44,44 @@ SAMPLED_PROBLEMS = 24
 class RunRecorder:
     """Implements ``dapo.types.protocols.Recorder`` with the files of a run folder."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        console: Console,
-        callbacks: Callbacks | None,
-        recipe: Recipe,
-        pieces: Pieces | None = None,
-        status: StatusWriter | None = None,
-    ) -> None:
-        """``pieces`` cuts responses into tokens' texts; None: no token records. ``status`` hears of steps.
+    def __init__(self, folder: RunFolder, console: Console, recipe: Recipe, pieces: Pieces | None = None) -> None:
+        """``pieces`` cuts responses into tokens' texts; None: no token records.
 
-        Without ``callbacks`` no file is opened before ``open``: a resume reads its checkpoint first.
+        No file is opened before ``open``: a resume reads its checkpoint first.
         """
         self.folder, self.console, self.recipe, self.settings = folder, console, recipe, recipe.logging
-        self.pieces, self.status = pieces, status
-        self.tables = TableWriter()
+        self.pieces, self.tables = pieces, TableWriter()
         self.callbacks: Callbacks
+        self.status: StatusWriter
         self.writer: MetricWriter
         self.spans: SpanLog | None = None
         self.processes: Callable[[], Sequence[ProcessState]] | None = None  # of a run with several
-        self._opened = False
-        if callbacks is not None:
-            self.open(callbacks)
+        self._closing = ExitStack()  # all of it, where one fails
+        self._closing.callback(self.tables.close)
 
-    def open(self, callbacks: Callbacks, status: StatusWriter | None = None) -> None:
+    def open(self, callbacks: Callbacks, status: StatusWriter) -> None:
         """Open the files to append to, once nothing can refuse the run any more."""
-        self.callbacks, self.status = callbacks, status or self.status
+        self.callbacks, self.status = callbacks, status
         self.writer = MetricWriter(self.folder.metrics)
-        self.spans = SpanLog(self.folder.spans) if self.settings.spans else None
-        self._opened = True
+        self._closing.callback(self.writer.close)
+        if self.settings.spans:
+            self.spans = SpanLog(self.folder.spans)
+            self._closing.callback(self.spans.close)
 
     def filling(self, progress: CollectProgress) -> None:
         """Show progress after a judged group of a batch. Called for every group, so it does next to nothing."""
         self.console.filling(progress)
-        if self.status is not None:
-            self.status.doing(heartbeat(progress), progress)
+        self.status.doing(heartbeat(progress), progress)
 
     def evaluating(self, progress: EvaluationProgress) -> None:
         """Show progress after a response of an evaluation ended or was scored."""
         self.console.evaluating(progress)
-        if self.status is not None:
-            self.status.doing(evaluating_line(progress))
+        self.status.doing(evaluating_line(progress))
 
     def stillness(self, stillness: Stillness | None) -> None:
         """Show that nothing moves: in the status at once, on the console after one minute, two, four..."""
         line = "" if stillness is None else stillness_line(stillness)
-        if self.status is not None:
-            self.status.stillness(line)
+        self.status.stillness(line)
         self.console.stillness(stillness, line)
 
     def span(self, span: Span) -> None:
@@ -119,8 +109,7 @@ class RunRecorder:
         if self.spans is not None:
             self.spans.flush()
         self.writer.write(step, metrics)
-        if self.status is not None:
-            self.status.step(step)
+        self.status.step(step)
         self.callbacks.step(step, metrics, finished)
         if step > 0:
             self.console.step(step, metrics)
@@ -161,13 +150,7 @@ class RunRecorder:
         return self.callbacks.state()
 
     def close(self) -> None:
-        with ExitStack() as stack:  # the others, where one fails
-            stack.callback(self.tables.close)
-            if not self._opened:
-                return
-            stack.callback(self.writer.close)
-            if self.spans is not None:
-                stack.callback(self.spans.close)
+        self._closing.close()
 
     def _for_rollouts(self, finished: Sequence[Group]) -> list[Group]:
         return select_groups(finished, self.settings.rollouts)

@@ -21,7 +21,7 @@ from dapo.observe.pictures import write_curve
 from dapo.observe.report_extra import INSTALL, PICTURES, PLOTS, missing
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, gain, read_samples
-from dapo.observe.text import clean, duration, interval, number, percent, shorten
+from dapo.observe.text import clean, interval, number, percent, shorten
 from dapo.words import counted
 
 _QUIET = "bright_black"
@@ -29,9 +29,7 @@ _HEIGHT = 16
 """Lines of the curve: 0, 25, 50, 75 and 100 % are then equally far apart."""
 
 
-def print_summary(
-    run: RunFolder, console: Console, next_command: str | None = None, seconds: float | None = None
-) -> None:
+def print_summary(run: RunFolder, console: Console, next_command: str) -> None:
     """Draw RUN/curve.png and print the end of a run from its files alone.
 
     A picture that cannot be drawn is named and left out: the run itself is done and saved. Without the extra ``report``
@@ -41,7 +39,6 @@ def print_summary(
         run: the run's folder; metrics.jsonl and samples.jsonl are read.
         console: where to print.
         next_command: a command to try next.
-        seconds: wall-clock time of the whole run, to be shown.
     """
     rows, samples = read_metrics(run.metrics), read_samples(run.samples)
     absent = missing(PLOTS)
@@ -51,22 +48,20 @@ def print_summary(
     except Exception as error:
         logging.getLogger(__name__).warning("the curve could not be drawn: %s: %s", type(error).__name__, error)
     width = min(console.rich.width, 100)
-    console.print(summary(rows, samples, width, seconds, lambda step: read_held_out(run.evaluation_file(step))))
+    console.print(summary(rows, samples, width, lambda step: read_held_out(run.evaluation_file(step))))
     console.print(paths(run), soft_wrap=True)
     if absent:
         said = (
             f"no plots: {' and '.join(absent)} not installed here; {INSTALL}, here or wherever the run's files are read"
         )
         console.print(Text(said, style=_QUIET), soft_wrap=True)
-    if next_command:
-        console.print(Text.assemble("next: ", (next_command, "bold cyan")), soft_wrap=True)
+    console.print(Text.assemble("next: ", (next_command, "bold cyan")), soft_wrap=True)
 
 
 def summary(
     rows: Sequence[Row],
     samples: Sequence[Sample],
     width: int,
-    seconds: float | None = None,
     problems: Callable[[int], HeldOut | None] = lambda step: None,
 ) -> RenderableType:
     """Outcome, curve and answers as one renderable; ``problems`` returns those of a step's evaluation."""
@@ -83,7 +78,7 @@ def summary(
         )
         steps = Text(counted(rows[-1]["step"], "training step"))
         return Group(Text(), steps, Text(), supervised.loss_table(rows), Text(), *plot, Text())
-    parts: list[RenderableType] = [Text(), outcome(rows, seconds, problems), Text()]
+    parts: list[RenderableType] = [Text(), outcome(rows, problems), Text()]
     points = [point for row in rows if (point := accuracy_of(row, problems)) is not None]
     if said := fallen_said(changes_by_value(points), points):
         parts += [Text(said, style="yellow"), Text()]
@@ -104,9 +99,7 @@ def summary(
     return Group(*parts)
 
 
-def outcome(
-    rows: Sequence[Row], seconds: float | None = None, problems: Callable[[int], HeldOut | None] = lambda step: None
-) -> RenderableType:
+def outcome(rows: Sequence[Row], problems: Callable[[int], HeldOut | None] = lambda step: None) -> RenderableType:
     """Numbers of the first and of the last evaluation side by side."""
     evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
     points = [point for row in evaluated if (point := accuracy_of(row, problems)) is not None]
@@ -119,37 +112,28 @@ def outcome(
             else "Nothing was evaluated: there is no held-out accuracy to report."
         )
         return Text(said, style="yellow")
-    first, last = evaluated[0], evaluated[-1]
-    before, after = points[0], points[-1]
-    change, noise = after.accuracy - before.accuracy, chance_between(before, after)
+    ends = [evaluated[0], evaluated[-1]][: len(evaluated)]
+    change, noise = points[-1].accuracy - points[0].accuracy, chance_between(points[0], points[-1])
     table = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET)
     table.add_column("held-out")
-    for row in (first, last) if last is not first else (first,):
+    for row in ends:
         table.add_column(f"step {row['step']}", justify="right")
+    accuracies = [Text(percent(row["validation/accuracy"]), style="bold") for row in ends]
+    if abs(change) > noise:
+        accuracies[-1].stylize("green" if change > 0 else "red")
+    table.add_row("accuracy, sampled", *accuracies)
+    table.add_row("95 % interval", *(Text(_interval(row), style=_QUIET) for row in ends))
+    unscored = any(row.get("validation/unscored") for row in ends)
     for title, key, form in (
-        ("accuracy, sampled", "validation/accuracy", percent),
-        ("95 % interval", "", percent),
-        *(
-            [("if unscored are wrong", "validation/accuracy_unscored_wrong", percent)]
-            if first.get("validation/unscored") or last.get("validation/unscored")
-            else []
-        ),
+        *([("if unscored are wrong", "validation/accuracy_unscored_wrong", percent)] if unscored else []),
         ("accuracy, greedy", "validation/greedy_accuracy", percent),
         ("response length", "validation/length_mean", number),
         ("truncated", "validation/truncated_share", percent),
     ):
-        if key and first.get(key) is None and last.get(key) is None:
-            continue
-        shown = [_interval(row) if not key else form(row.get(key)) for row in (first, last)]
-        style = "bold" if key == "validation/accuracy" else _QUIET if not key else ""
-        cells = [Text(text, style=style) for text in (shown if last is not first else shown[:1])]
-        if key == "validation/accuracy" and abs(change) > noise:
-            cells[-1].stylize("green" if change > 0 else "red")
-        table.add_row(title, *cells)
-    words = Text(counted(rows[-1]["step"], "training step"))
-    if seconds is not None:
-        words.append(f" in {duration(seconds)}")
-    return Group(words, Text(), table)
+        values = [row.get(key) for row in ends]
+        if values.count(None) < len(values):
+            table.add_row(title, *map(form, values))
+    return Group(Text(counted(rows[-1]["step"], "training step")), Text(), table)
 
 
 def paths(run: RunFolder) -> Text:

@@ -253,7 +253,8 @@ def _attempt(
         began = time.time()
         session = _session(recipe, console, folder, given)
         recipe = session.recipe  # of a supervised run, with its number of steps
-        recorder = RunRecorder(folder, console, None, recipe, _pieces(session))
+        pieces = Pieces(session.tokenizer) if recipe.logging.tokens else None
+        recorder = RunRecorder(folder, console, recipe, pieces)
         try:
             trainer = session.trainer(recorder, checkpoints, deadline)
             saved = _load(trainer, checkpoints, loaded, console, recipe.trainer.steps) if resume else {}
@@ -409,10 +410,6 @@ def _cut_back(
 
 def _steps_said(steps: Sequence[int]) -> str:
     return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} ({len(steps)} steps)"
-
-
-def _pieces(session: Session[Any]) -> Pieces | None:
-    return Pieces(session.tokenizer) if session.recipe.logging.tokens else None
 
 
 def _start_event(recipe: Recipe, folder: RunFolder, step: int) -> StartEvent:

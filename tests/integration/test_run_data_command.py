@@ -124,13 +124,15 @@ def test_the_recorder_hands_the_filling_batch_to_the_console(tmp_path):
     from dapo.observe.console import Console
     from dapo.observe.recorder import RunRecorder
     from dapo.observe.run_folder import RunFolder
+    from dapo.observe.status import StatusWriter
     from dapo.types.evidence import CollectProgress, Shares
 
     rich = RichConsole(file=io.StringIO(), width=300)
     console = Console("plain", rich)
     console.start("r", 10)
     a_recipe = recipe_from_dict({"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}).recipe
-    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), a_recipe)
+    recorder = RunRecorder(RunFolder(tmp_path), console, a_recipe)
+    recorder.open(Callbacks(), StatusWriter(tmp_path / "status.json", 10))
     recorder.filling(
         CollectProgress(3, kept=1, wanted=4, judged=16, shares=Shares(kept=0.06, all_correct=0.94, judged=16))
     )

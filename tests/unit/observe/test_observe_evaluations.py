@@ -17,6 +17,7 @@ from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.status import StatusWriter
 from dapo.types.batch import Group, Key, Prompt, Response, Score
 from dapo.types.enums import FinishReason
 
@@ -49,7 +50,8 @@ def recorded(tmp_path):
     console.start("r", 30)
     (tmp_path / "recipe.resolved.yaml").write_text("{}")
     recipe = recipe_from_dict({"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}).recipe
-    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), recipe)
+    recorder = RunRecorder(RunFolder(tmp_path), console, recipe)
+    recorder.open(Callbacks(), StatusWriter(tmp_path / "status.json", 30))
     recorder.evaluation(20, result)
     recorder.step(20, result.metrics, [])
     recorder.close()
@@ -61,7 +63,8 @@ def test_an_evaluation_before_training_that_foretells_starving_is_warned_of(tmp_
     given = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, "rewards": [{"kind": "math"}]}
     console = Console("quiet")
     console.start("r", 30)
-    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), recipe_from_dict(given).recipe)
+    recorder = RunRecorder(RunFolder(tmp_path), console, recipe_from_dict(given).recipe)
+    recorder.open(Callbacks(), StatusWriter(tmp_path / "status.json", 30))
     recorder.evaluation(step, result_of(evaluation([[0.0] * 4] * 60, cut=160), 4, greedy=False))
     recorder.close()
     assert ("warning: step 0: 0 of 240 held-out responses are right" in capsys.readouterr().err) == told

@@ -48,9 +48,9 @@ def run(tmp_path):
     return run
 
 
-def printed(run, width=80, **options):
+def printed(run, width=80, next_command="dapo report it"):
     file = io.StringIO()
-    print_summary(run, Console("plain", RichConsole(width=width, file=file, _environ={})), **options)
+    print_summary(run, Console("plain", RichConsole(width=width, file=file, _environ={})), next_command)
     return file.getvalue()
 
 
@@ -75,9 +75,9 @@ def test_only_a_change_beyond_chance_has_a_colour(change, colour):
 
 def test_the_summary_tells_before_and_after(run):
     write_samples(run.samples, [sample(0, "4 +7 =", 0.0, "=3"), sample(30, "4 +7 =", 1.0, "=11")])
-    text = printed(run, next_command="dapo evaluate runs/r", seconds=131)
+    text = printed(run, next_command="dapo evaluate runs/r")
     lines = [line.rstrip() for line in text.splitlines()]
-    assert "30 training steps in 2:11" in lines
+    assert "30 training steps" in lines
     assert "held-out               step 0     step 30" in lines
     assert "accuracy, sampled       36.7%       66.7%" in lines
     assert "95 % interval       33.7–39.7   63.7–69.7" in lines
