@@ -1,7 +1,7 @@
 """Warning signs in a run: what each rule saw, why it matters and what to do, the worst first.
 
 Each rule is a small function of ``Facts``; its bounds are constants at the top of its file, with their reason. The
-table of docs/warnings.md is made by ``python -m dapo.report.rules.table``.
+table of docs/warnings.md is made by ``python tests/helpers/warnings_page.py``.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from configuration_page import reference
 from each import each
 
 from dapo.config.check_data import source_name
 from dapo.config.faults import unknown_key
 from dapo.config.peer_names import PEER_KEYS, peer_entry
-from dapo.config.reference import reference
 from dapo.config.schema import DataSource
 from dapo.config.settings import settings
 
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 def test_the_reference_is_current() -> None:
     assert (DOCS / "configuration.md").read_text() == reference(), (
-        "run: python -m dapo.config.reference > docs/configuration.md"
+        "run: python tests/helpers/configuration_page.py > docs/configuration.md"
     )
 
 

@@ -3,10 +3,10 @@ import re
 from pathlib import Path
 
 import pytest
+from metrics_page import render
 
 from dapo.config.peer_names import peer_metric
 from dapo.metrics.glossary import AREAS, GLOSSARY, lookup
-from dapo.observe.glossary_page import render
 from dapo.types.enums import Disposition, Verdict
 
 ROOT = Path(__file__).parents[3]
@@ -107,4 +107,4 @@ def test_every_metric_named_in_the_source_has_a_line():
 
 def test_docs_metrics_is_current():
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert page == render(), "run `python -m dapo.observe.glossary_page`"
+    assert page == render(), "run `python tests/helpers/metrics_page.py`"

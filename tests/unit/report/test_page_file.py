@@ -10,11 +10,11 @@ import re
 from typing import Any
 
 import pytest
+import vendored
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.errors import DataError
-from dapo.report import vendor
 from dapo.report.page import Live, packed, page_html
 
 EMPTY: Any = {"version": "0", "made": 0.0, "live": False, "runs": [], "bands": {}, "glossary": {}}
@@ -89,16 +89,16 @@ def test_the_page_names_no_address_that_a_browser_would_fetch() -> None:
 
 
 def test_the_libraries_are_those_that_were_fetched(capsys: pytest.CaptureFixture[str]) -> None:
-    assert vendor.main(["--check"]) == 0
-    named = {here for library in vendor.LIBRARIES for _, here, _ in library.files}
-    assert {path.name for path in vendor.FOLDER.iterdir()} == named | {"README.md"}
-    readme = (vendor.FOLDER / "README.md").read_text(encoding="utf-8")
-    for library in vendor.LIBRARIES:
+    assert vendored.main(["--check"]) == 0
+    named = {here for library in vendored.LIBRARIES for _, here, _ in library.files}
+    assert {path.name for path in vendored.FOLDER.iterdir()} == named | {"README.md"}
+    readme = (vendored.FOLDER / "README.md").read_text(encoding="utf-8")
+    for library in vendored.LIBRARIES:
         assert f"| `{library.package}` | {library.version} | {library.licence} |" in readme
     with pytest.raises(DataError, match="expected"):
-        vendor.expect(b"another", vendor.LIBRARIES[0].sha256, "uplot")
+        vendored.expect(b"another", vendored.LIBRARIES[0].sha256, "uplot")
 
 
 def test_pointers_to_source_maps_are_dropped() -> None:
-    assert vendor.without_source_map(b"a()\n//# sourceMappingURL=a.js.map") == b"a()\n"
-    assert vendor.without_source_map(b"b{}\n/*# sourceMappingURL=b.css.map */") == b"b{}\n"
+    assert vendored.without_source_map(b"a()\n//# sourceMappingURL=a.js.map") == b"a()\n"
+    assert vendored.without_source_map(b"b{}\n/*# sourceMappingURL=b.css.map */") == b"b{}\n"

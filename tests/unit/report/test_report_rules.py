@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_rows import ROOT, rows, run_of, unfilled_run
 from rule_cases import CASES, at, falling, late, many, waiting
+from warnings_page import table, with_table
 
 from dapo.config.schema import Recipe
 from dapo.metrics.glossary import GLOSSARY, lookup
@@ -28,7 +29,6 @@ from dapo.report.outcome import sentences_of, tiles_of
 from dapo.report.rules import RULES, Facts, advice_of
 from dapo.report.rules.course import RANK
 from dapo.report.rules.learning import _is_other
-from dapo.report.rules.table import table, with_table
 from dapo.types.batch import Prompt, content_id
 from dapo.types.evidence import CollectProgress, Shares
 
@@ -493,7 +493,7 @@ def test_every_metric_that_is_named_is_in_the_glossary():
 
 def test_the_table_of_the_docs_is_that_of_the_rules():
     page = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
-    assert with_table(page) == page, "python -m dapo.report.rules.table"
+    assert with_table(page) == page, "python tests/helpers/warnings_page.py"
     assert table().count("\n") == len(RULES) + 2
     with pytest.raises(ValueError, match="no lines"):
         with_table("# nothing")

@@ -1,4 +1,4 @@
-"""The rules as a table: ``python -m dapo.report.rules.table`` rewrites that of docs/warnings.md."""
+"""The rules as a table: ``python tests/helpers/warnings_page.py`` rewrites that of docs/warnings.md."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dapo.report.rules import RULES
 
-PAGE = Path(__file__).parents[3] / "docs" / "warnings.md"
-BEGIN, END = "<!-- rules: made by python -m dapo.report.rules.table -->\n", "<!-- end of rules -->\n"
+PAGE = Path(__file__).parents[2] / "docs" / "warnings.md"
+BEGIN, END = "<!-- rules: made by python tests/helpers/warnings_page.py -->\n", "<!-- end of rules -->\n"
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""The configuration reference, made from the schema: ``python -m dapo.config.reference > docs/configuration.md``."""
+"""The page of settings, made from the schema; its own first lines have the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dapo.config.settings import REQUIRED, Setting, settings
 
 _HEAD = """# Configuration reference
 
-Every setting of a recipe, generated from `dapo/config/schema` by `python -m dapo.config.reference`.
+Every setting of a recipe, generated from `dapo/config/schema` by `python tests/helpers/configuration_page.py`.
 
 Settings are laid on top of each other: the preset, then the recipe file, then `key=value` on the command line
 (`algorithm.clip.high=0.3`). Sections are merged key by key; a list replaces the list below it. On the command line a

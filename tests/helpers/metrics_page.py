@@ -1,4 +1,4 @@
-"""``python -m dapo.observe.glossary_page`` writes docs/metrics.md from the glossary; a test keeps it current."""
+"""``python tests/helpers/metrics_page.py`` writes docs/metrics.md from the glossary; a test keeps it current."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = """\
 Every number of `RUN/metrics.jsonl`: one JSON object a line, one line a training step. `null` stands for a number that
 was not finite. A key is missing where it was not measured (validation between evaluations, the mean length of correct
 responses when there is none). `dapo explain kept` finds the key behind any word that a run prints.
-Made from `dapo/metrics/glossary.py` by `python -m dapo.observe.glossary_page`.
+Made from `dapo/metrics/glossary.py` by `python tests/helpers/metrics_page.py`.
 
 `<set>` is the name of a validation set, `<name>` of a reward, `<reason>` why a response is unscored, `<k>` a number of
 samples, `<age>` one of versions. ↑ marks numbers that are better when higher, ↓ when lower; ◷ marks times, memory and

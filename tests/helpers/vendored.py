@@ -1,6 +1,6 @@
 """The libraries that the page carries with it: which, from where, and whether they are still what they were.
 
-``python -m dapo.report.vendor`` fetches them again with ``npm pack`` and refuses what has another checksum.
+``python tests/helpers/vendored.py`` fetches them again with ``npm pack`` and refuses what has another checksum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dapo.errors import DataError
 
-FOLDER = Path(__file__).parent / "assets" / "vendor"
+FOLDER = Path(__file__).resolve().parents[2] / "dapo" / "report" / "assets" / "vendor"
 _SOURCE_MAP = re.compile(rb"\n?(//|/\*)# sourceMappingURL=[^\n*]*(\*/)?\n?")
 
 
@@ -111,7 +111,7 @@ def expect(content: bytes, sha256: str, name: str) -> bytes:
     if checksum(content) != sha256:
         raise DataError(
             f"{name} has the SHA-256 {checksum(content)}, expected {sha256}. If the new version is wanted, read what "
-            "changed and write its sums into dapo/report/vendor.py; otherwise do not use what was fetched."
+            "changed and write its sums into tests/helpers/vendored.py; otherwise do not use what was fetched."
         )
     return content
 
