@@ -22,13 +22,6 @@ if TYPE_CHECKING:  # numpy comes with it
 LearnerPlace = Literal["here", "apart", "ranks"]
 Transport = Literal["here", "threads", "processes", "ray"]
 
-_PLACES: dict[Transport, str] = {
-    "here": "in this process",
-    "threads": "that run as servers",
-    "processes": "in processes of this machine",
-    "ray": "on a Ray cluster",
-}
-
 
 @dataclass(frozen=True)
 class Deployment:
@@ -270,7 +263,7 @@ class Deployment:
         learner = {
             "here": "in this process",
             "apart": f"in a process of its own{' on a Ray cluster' if self.on_ray else ''}",
-            "ranks": f"{self.ranks} ranks {_PLACES['ray' if self.on_ray else 'processes']}",
+            "ranks": f"{self.ranks} ranks {'on a Ray cluster' if self.on_ray else 'in processes of this machine'}",
         }[self.learner]
         if self.kind == "none":
             return [f"learner: {learner}; no engine generates"]

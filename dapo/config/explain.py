@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Any
 
 from dapo.config.faults import brief, nearest, visible
 from dapo.config.peer_names import PEER_KEYS, PEER_WORDS, apart_hint, peer_entry, peer_hint, peer_metric
 from dapo.config.presets import PRESETS
-from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, generic, settings, value_at
 from dapo.errors import RecipeError
 from dapo.metrics.printed import printed, words
@@ -118,7 +116,7 @@ def _setting(s: Setting) -> Iterator[str]:
     yield s.path
     yield f"  {s.doc.replace('``', '`')}"
     yield f"  accepts    {s.expected}"
-    yield f"  default    {'none: a recipe must give it' if s.default is REQUIRED else brief(_plain(s.default))}"
+    yield f"  default    {'none: a recipe must give it' if s.default is REQUIRED else brief(s.default)}"
     presets = {name: value_at(sparse, s.path, REQUIRED) for name, sparse in PRESETS.items()}
     presets = {name: value for name, value in presets.items() if value is not REQUIRED}
     if presets:
@@ -139,7 +137,7 @@ def _section(s: Setting) -> Iterator[str]:
     fields = [f for f in settings().values() if f.path.rpartition(".")[0] == inside]
     width = max((len(f.path) for f in fields), default=0)
     for f in fields:
-        shown = "..." if f.section else "required" if f.default is REQUIRED else brief(_plain(f.default))
+        shown = "..." if f.section else "required" if f.default is REQUIRED else brief(f.default)
         yield f"    {f.path:<{width}}  {shown}"
 
 
@@ -198,7 +196,3 @@ def _peer_metric(key: str) -> list[str] | None:
         return None
     lines = [f"`{entry.key}` of {', '.join(entry.who)}: {entry.how or f'the same as `{entry.ours[0]}`'}"]
     return lines + [line for ours in entry.ours for line in ("", *(_metric(ours) or []))]
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, Section) else value

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from dapo.config.peer_names import apart_hint, peer_hint
 from dapo.config.secrets import redact
+from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings, value_at
 from dapo.errors import RecipeError
 
@@ -78,6 +79,8 @@ def written(value: Any) -> str:
     """Return a value in a recipe's notation; characters that could steer a terminal are escaped."""
     if isinstance(value, (list, tuple)):
         value = list(value)
+    elif isinstance(value, Section):
+        value = value.model_dump(mode="json")
     try:
         return visible(json.dumps(value, ensure_ascii=False, default=str))
     except (TypeError, ValueError, RecursionError):  # keys that are no names, a mapping within itself

@@ -70,7 +70,7 @@ def describe_machine(
         accelerators=list(accelerators),
         threads=os.environ.get("OMP_NUM_THREADS", ""),
         engine=engine,
-        versions={"python": platform.python_version(), "dapo": _dapo()} | _versions(engine),
+        versions={"python": platform.python_version(), "dapo": dapo_version()} | _versions(engine),
         commit=commit,
         dirty=dirty,
         hosts=dict(hosts or {}),
@@ -111,7 +111,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _dapo() -> str:
+def dapo_version() -> str:
+    """Return the version of the package."""
     # by name: the package offers train and its like to type checkers, so importing it would count as importing torch
     return str(importlib.import_module("dapo").__version__)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Iterable, Sequence
 
 from dapo.metrics.charts import charts_of
 from dapo.metrics.glossary import lookup
+from dapo.observe.machine import dapo_version
 from dapo.report.choose import choose_rollouts, live_rollouts
 from dapo.report.compare import bands_of, labels_of
 from dapo.report.comparison_words import compare_families
@@ -44,7 +44,7 @@ def bundle_of(runs: Sequence[RunContents], *, live: bool, budget: Budget | None 
     keys |= {tile["key"] for view in views for tile in view["tiles"]}
     keys |= {key for view in views for advice in view["advice"] for key in advice["keys"]}
     return {
-        "version": _version(),
+        "version": dapo_version(),
         "made": time.time(),
         "live": live,
         "runs": views,
@@ -87,11 +87,6 @@ def definitions(keys: Iterable[str]) -> dict[str, Definition]:
         if metric := lookup(key):
             found[key] = {"unit": metric.unit, "meaning": metric.meaning, "better": metric.better or ""}
     return found
-
-
-def _version() -> str:
-    # by name: the package offers train and its like to type checkers, so importing it would count as importing torch
-    return str(importlib.import_module("dapo").__version__)
 
 
 def _recipe(run: RunContents) -> RecipeView | None:

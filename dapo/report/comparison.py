@@ -302,17 +302,17 @@ def _why_not(course: Course, measure: Measure | None, at: At, place: float) -> s
         return f"it counts no generated tokens{stands}"
     if having[-1] == 0 or course.reached < place:
         return f"its last {measure.name} is of step {having[-1]}{stands}"
-    return f"it has no {measure.name} at {_said(at, place)}{stands}"
+    return f"it has no {measure.name} at {place_said(at, place)}{stands}"
 
 
-def _said(at: At, place: float) -> str:
+def place_said(at: At, place: float) -> str:
     return f"step {place:,.0f}" if at == "steps" else f"{place:,.0f} generated tokens"
 
 
 def _notes(compared: Sequence[Course], at: At, place: float) -> Iterator[str]:
     """Yield which runs went further, and which still run."""
     worth = place * (LONGER if at == "tokens" else 1)
-    further = [f"{one.label} to {_said(at, one.reached)}" for one in compared if one.reached > worth]
+    further = [f"{one.label} to {place_said(at, one.reached)}" for one in compared if one.reached > worth]
     if further:
         yield f"longer: {', '.join(further)}"
     running = [one.label for one in compared if outcome_of(one.run).state == "running"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dapo.observe.text import clean, number, percent
-from dapo.report.comparison import FEWEST, Comparison, Difference, Family, Measure, compare_runs
+from dapo.report.comparison import FEWEST, Comparison, Difference, Family, Measure, compare_runs, place_said
 from dapo.report.page_data import FamilyView, Tone
 from dapo.report.reader import RunContents
 
@@ -40,16 +40,11 @@ def said_of(found: Comparison, family: Family) -> str:
         return left_out if found.measure else ""
     values, form = [one.value for one in family.compared], number if found.measure.loss else percent
     spread = f", mean of {len(values)} seeds ({form(min(values))} to {form(max(values))})" if len(values) > 1 else ""
-    said = f"{found.measure.name} {form(family.mean.mean)} at {place_said(found)}{spread}"
+    said = f"{found.measure.name} {form(family.mean.mean)} at {place_said(found.at, found.place)}{spread}"
     if family.difference is not None:
         change = change_said(found.measure, family.difference, f" against {found.reference}")
         said += f"; {change}: {verdict_said(found, family)}"
     return f"{said}. {left_out}".rstrip()
-
-
-def place_said(found: Comparison) -> str:
-    """Return the place of the comparison: ``step 40``."""
-    return f"step {found.place:,.0f}" if found.at == "steps" else f"{found.place:,.0f} generated tokens"
 
 
 def change_said(measure: Measure, change: Difference, against: str = "") -> str:
@@ -143,7 +138,7 @@ def table_lines(found: Comparison) -> list[str]:
         lines += ["nothing can be compared"]
     else:
         form = number if found.measure.loss else percent
-        lines += [f"{found.measure.name} ({found.measure.key}) at {place_said(found)}"]
+        lines += [f"{found.measure.name} ({found.measure.key}) at {place_said(found.at, found.place)}"]
         interval = f"{100 * found.confidence:g} % interval"
         rows = [("setting", "runs", "mean", interval)]
         rows += [

@@ -9,7 +9,6 @@ from dapo.config.faults import brief
 from dapo.config.load import difference_from_preset
 from dapo.config.presets import PRESETS, preset_settings
 from dapo.config.schema import Recipe
-from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, settings
 
 _HEAD = """# Configuration reference
@@ -65,11 +64,7 @@ def _table(fields: list[Setting]) -> Iterator[str]:
 def _default(setting: Setting) -> str:
     if setting.default is REQUIRED:
         return "required"
-    return f"`{_cell(brief(_plain(setting.default)))}`"
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, Section) else value
+    return f"`{_cell(brief(setting.default))}`"
 
 
 def _cell(text: str) -> str:

@@ -118,10 +118,6 @@ class Facts:
     def values(self, key: str) -> list[float]:
         return self.series(key)[1]
 
-    def window(self, key: str) -> int:
-        """Return the number of steps in the beginning, and in the end."""
-        return _window(len(self.values(key)))
-
     def total(self, key: str) -> float:
         """Return the sum over all steps, at most the greatest float: a diverged run's numbers may overflow."""
         return max(-sys.float_info.max, min(sys.float_info.max, sum(self.values(key))))

@@ -10,6 +10,7 @@ from dapo.observe.why import CUT_MUCH, filling_line, start_said, why
 from dapo.report.rules.course import Facts, Finding, rule
 from dapo.report.status import filling_of, outcome_of
 from dapo.types.evidence import HEALTHY, SURE, Shares
+from dapo.words import counted
 
 SCARCE = 0.1
 """Share of groups kept below which a step costs ten batches and more."""
@@ -112,7 +113,8 @@ def batch_hard_to_fill(facts: Facts) -> Finding | None:
     shares = late_shares(facts)
     said = f"In the last steps {percent(kept, 0)} of the judged groups are kept. " if kept < HEALTHY else ""
     if caps:
-        said += f"{_steps(len(caps))} met the cap or the end of the data and trained on a smaller or filled batch. "
+        met = counted(len(caps), "step")
+        said += f"{met} met the cap or the end of the data and trained on a smaller or filled batch. "
     poor = facts.span("sampling/acceptance_rate", lambda value: value < HEALTHY) if kept < HEALTHY else ()
     steps = [*poor, *caps]
     return Finding(
@@ -271,10 +273,6 @@ def late_shares(facts: Facts) -> Shares:
     """Return the shares of the last steps as ``observe.why`` takes them."""
     first = facts.late_steps("sampling/acceptance_rate")[0]
     return shares_of([row for row in facts.rows if row["step"] >= first], facts.run.recipe)
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
 
 
 FIRST = (batch_unfilled, batch_starves, hopeless_start)

@@ -8,6 +8,7 @@ from dapo.observe.commands import export_said
 from dapo.observe.live_view import CLIPPED, COLLAPSED
 from dapo.observe.text import number, percent
 from dapo.report.rules.course import Facts, Finding, rule
+from dapo.words import counted
 
 SOLVED = 0.95
 """Training accuracy from which a low entropy is only certainty. (The quickstart goes from 42 to 90 % at a third of its
@@ -258,12 +259,11 @@ def gradient_spikes(facts: Facts) -> Finding | None:
         return None
     often = len(spikes) >= max(SPIKES_FEWEST, SPIKES_OFTEN * facts.steps)
     worst = max(facts.values("train/grad_norm_max"))
-    steps = "1 step" if len(spikes) == 1 else f"{len(spikes)} steps"
     return Finding(
         "warn" if often else "note",
         "The gradient spikes",
-        f"In {steps} of {facts.steps} it was {SPIKE:.0f} times its median ({number(median)}) and more, up to "
-        f"{number(worst)}.",
+        f"In {counted(len(spikes), 'step')} of {facts.steps} it was {SPIKE:.0f} times its median ({number(median)}) "
+        f"and more, up to {number(worst)}.",
         (spikes[0], spikes[-1]),
         ["train/grad_norm", "train/grad_norm_max"],
     )

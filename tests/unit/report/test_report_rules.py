@@ -441,12 +441,12 @@ def test_whatever_a_file_holds_the_rules_answer(contents, keep):
 
 def test_the_beginning_and_end_of_a_run_are_a_fifth_of_it():
     facts = Facts(run_of(rows(60, reward__raw=lambda step: float(step))))
-    assert facts.window("reward/raw") == 12
+    assert facts.late_steps("reward/raw") == (49, 60)
     assert facts.change("reward/raw") == (pytest.approx(6.5), pytest.approx(54.5))  # means of 1..12 and of 49..60
     short = Facts(run_of(rows(5, reward__raw=lambda step: float(step))))
     assert short.change("reward/raw") is None  # 3 at either end would overlap
     assert short.late("reward/raw") == pytest.approx(4.0)  # mean of 3, 4, 5
-    assert Facts(run_of(rows(500, reward__raw=1.0))).window("reward/raw") == 20
+    assert Facts(run_of(rows(500, reward__raw=1.0))).late_steps("reward/raw") == (481, 500)
 
 
 # ------------------------------------------------------------------ the words are true
