@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
@@ -28,7 +29,6 @@ from dapo.models.quiet import quiet_transformers
 from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
 from dapo.observe.evaluations import read_held_out
-from dapo.observe.machine import dapo_version
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import read_samples
@@ -244,7 +244,8 @@ def model_card(
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"
         "tags: [dapo, reinforcement-learning]\n---",
         f"# {_inline(name)}",
-        f"{_inline(base)}{first} trained for {step} steps with dapo {dapo_version()}: " + _how(recipe),
+        f"{_inline(base)}{first} trained for {step} steps with dapo {importlib.import_module('dapo').__version__}: "
+        + _how(recipe),
         "## Result",
         *(_result(evaluated) if evaluated else [_loss(rows) or _training(rows)]),
         "## Use",
