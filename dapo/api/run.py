@@ -13,7 +13,7 @@ from dapo.errors import RecipeError
 from dapo.observe.evaluations import read_evaluation
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.rollouts import read_rollouts
-from dapo.observe.run_folder import RunFolder
+from dapo.observe.run_folder import RunFolder, step_files
 from dapo.observe.samples import read_samples
 from dapo.observe.status import RunStatus, read_status
 from dapo.observe.tokens import read_tokens
@@ -116,7 +116,7 @@ class Run:
     def _step_of(self, kind: Literal["rollouts", "tokens", "evaluations"], step: int | None) -> int:
         """``step``, or the last one recorded."""
         folder: Path = getattr(self._folder, kind)
-        there = sorted(int(p.stem.rpartition("_")[2]) for p in folder.glob("step_*.parquet"))
+        there = list(step_files(folder))
         if not there or (step is not None and step not in there):
             setting = "validation.every" if kind == "evaluations" else f"logging.{kind}"
             what = f"of step {step}; there are {there[0]} to {there[-1]}" if there else f"({setting})"

@@ -115,7 +115,7 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
     from dapo.config.load import load_recipe
     from dapo.observe.prompts import read_prompts
     from dapo.observe.rollouts import read_rollouts
-    from dapo.observe.run_folder import RunFolder
+    from dapo.observe.run_folder import RunFolder, step_files
     from dapo.types.batch import content_id
 
     folder = RunFolder.open(run)
@@ -126,7 +126,7 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
         raise RecipeError(f"{run} recorded episodes of several turns; write them as conversations: --format messages")
     table = read_prompts(folder.prompts)
     texts = dict(zip(table["id"].to_pylist(), table["problem"].to_pylist(), strict=True))
-    steps = {int(file.stem.rpartition("_")[2]): file for file in sorted(folder.rollouts.glob("step_*.parquet"))}
+    steps = step_files(folder.rollouts)
     files = [f for n, f in steps.items() if (first is None or n >= first) and (last is None or n <= last)]
     if not files:
         there = f"there are steps {min(steps)} to {max(steps)}" if steps else _none_yet(folder, recipe)

@@ -21,7 +21,7 @@ from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.prompts import History, Standing, read_prompts
 from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_files import open_regular, read_regular
-from dapo.observe.run_folder import RunFolder
+from dapo.observe.run_folder import RunFolder, step_files
 from dapo.observe.shares import settings_of, shares_of
 from dapo.observe.status import read_filling, read_status
 from dapo.types.enums import FinishReason, Verdict
@@ -187,7 +187,7 @@ def _known(data: RunData) -> dict[str, Any]:
 
 def _stopped_file(data: RunData) -> Path | None:
     """Rollouts of the step that stopped the run, unless it went on since."""
-    files = data.folder.stopped_files()
+    files = step_files(data.folder.stopped)
     return files[max(files)] if files and max(files) > data.last_step else None
 
 

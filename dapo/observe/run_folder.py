@@ -213,17 +213,13 @@ class RunFolder:
             step: the last one that is done.
             every: each step has a file, from the first one that is there: before it none may have been asked for.
         """
-        there = {found: path for found, path in _names(self.rollouts, _STEP_FILE) if found <= step}
+        there = {found: path for found, path in step_files(self.rollouts).items() if found <= step}
         first = min((found for found in there if found > 0), default=step + 1)
         missing = [n for n in range(first, step + 1) if n not in there] if every else []
         return missing, sorted(found for found, path in there.items() if not _is_whole_parquet(path))
 
     def stopped_file(self, step: int) -> Path:
         return self.stopped / f"step_{step:06d}.parquet"
-
-    def stopped_files(self) -> dict[int, Path]:
-        """Return, by step and in order, what was judged in a step before it was given up."""
-        return dict(sorted(_names(self.stopped, _STEP_FILE)))
 
     def tokens_file(self, step: int) -> Path:
         return self.tokens / f"step_{step:06d}.parquet"
@@ -291,7 +287,7 @@ class RunFolder:
         # What the step after ``step`` was given up with is what a person resumes for, and is not written again.
         recorded = [(folder, step) for folder in (self.rollouts, self.tokens, self.evaluations)]
         for folder, last in (*recorded, (self.stopped, max(step, 0) + 1)):
-            for number, file in _names(folder, _STEP_FILE):
+            for number, file in step_files(folder).items():
                 if number > last:
                     file.unlink()
             for left_over in folder.glob(".*.tmp"):  # of a process killed while it wrote
@@ -313,7 +309,7 @@ class RunFolder:
                     f"{path} is no {'folder' if place.folder else 'file'}, which a run keeps there; move it away"
                 )
         for folder_path in (self.rollouts, self.tokens, self.evaluations, self.stopped):
-            for _, file in _names(folder_path, _STEP_FILE):
+            for file in step_files(folder_path).values():
                 if not file.is_file():
                     raise DataError(f"{file} is no file; move it away")
 
@@ -337,7 +333,6 @@ class RunFolder:
 
 
 _PARQUET = b"PAR1"  # begins and ends a Parquet file
-_STEP_FILE = r"step_(\d{6,9})\.parquet"
 
 
 def _is_whole_parquet(path: Path) -> bool:
@@ -348,13 +343,14 @@ def _is_whole_parquet(path: Path) -> bool:
         return size > 2 * len(_PARQUET) and first == _PARQUET == file.read()
 
 
-def _names(folder: Path, pattern: str) -> list[tuple[int, Path]]:
-    """Return step and path of entries that match the pattern; files with other names are left alone."""
+def step_files(folder: Path, suffix: str = ".parquet") -> dict[int, Path]:
+    """Return the entries ``step_000012.parquet`` of a folder by their step, in order; others are left alone."""
+    pattern = re.compile(rf"step_(\d{{6,9}}){re.escape(suffix)}")
     try:
-        found = [(re.fullmatch(pattern, entry.name), entry) for entry in folder.iterdir()]
+        found = [(pattern.fullmatch(entry.name), entry) for entry in folder.iterdir()]
     except OSError:
-        return []
-    return sorted((int(match[1]), entry) for match, entry in found if match)
+        return {}
+    return dict(sorted((int(match[1]), entry) for match, entry in found if match))
 
 
 def _no_name(name: str) -> str | None:

@@ -7,7 +7,6 @@ are reported, not raised. Every function may be called from several threads.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 from collections import OrderedDict
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 
 from dapo.errors import DataError
 from dapo.observe.parquet import ParquetSource, TooLarge, open_parquet
+from dapo.observe.run_folder import step_files
 from dapo.report.reader import RunContents
 from dapo.types.batch import IntArray
 from dapo.types.enums import FinishReason
@@ -34,7 +34,6 @@ from dapo.types.enums import FinishReason
 Stamp = tuple[int, int]
 """Time of the last change in nanoseconds, and size."""
 
-_FILE = re.compile(r"step_(\d{1,9})\.parquet")
 _COLUMNS = ("group", "sample", "prompt_id", "source", "verdict", "disposition", "finish", "accuracy", "length")
 _MOST_FILES, _MOST_RUNS = 100_000, 16  # kept in memory: about 5 KB a file of 32 groups
 THREADS = min(4, os.cpu_count() or 1)
@@ -96,12 +95,7 @@ _runs: OrderedDict[tuple[Path, float], tuple[tuple[tuple[int, Stamp], ...], Inde
 def files_of(run: RunContents) -> dict[int, tuple[Path, Stamp]]:
     """Step -> its rollout file, in order of steps. The file of a stopped step counts until the step was done."""
     found: dict[int, tuple[Path, Stamp]] = {}
-    try:
-        with os.scandir(run.folder.rollouts) as entries:
-            steps = {int(match[1]): Path(e.path) for e in entries if (match := _FILE.fullmatch(e.name))}
-    except OSError:
-        steps = {}
-    for step, path in {**run.folder.stopped_files(), **steps}.items():
+    for step, path in (step_files(run.folder.stopped) | step_files(run.folder.rollouts)).items():
         try:
             stat = path.stat()
         except OSError:  # removed just now, by a resume
@@ -149,7 +143,8 @@ def opened(run: RunContents, step: int) -> Iterator[tuple[ParquetSource, Summary
     Raises:
         DataError: no rollouts of that step, or a damaged file.
     """
-    path = next((p for p in _paths(run, step) if p.is_file()), None)
+    named = run.folder.rollout_file(step), run.folder.stopped_file(step)
+    path = next((p for p in named if p.is_file()), None)
     if path is None:
         raise DataError(f"no rollouts of step {step} in {run.folder.rollouts}. ")
     with reading(path), open_parquet(path, run.within) as source:
@@ -159,11 +154,6 @@ def opened(run: RunContents, step: int) -> Iterator[tuple[ParquetSource, Summary
             summary = _summarise(source, step, path, correct_at)
             _keep(path, correct_at, stamp, summary)
         yield source, summary
-
-
-def _paths(run: RunContents, step: int) -> list[Path]:
-    stopped = run.folder.stopped_files().get(step)
-    return [run.folder.rollout_file(step), *([stopped] if stopped else [])]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import shlex
 import time
 from typing import Any, get_args
 
+from dapo.observe.run_folder import step_files
 from dapo.observe.sentences import Outcome, State, outcome_said, title_said
 from dapo.observe.status import read_evidence, read_filling
 from dapo.observe.text import clean
@@ -76,11 +77,7 @@ def filling_of(run: RunContents) -> CollectProgress | None:
 
 def checkpoint_steps(run: RunContents) -> list[int]:
     """Return the steps of the checkpoints that are kept, in order."""
-    try:
-        names = [path.name for path in run.folder.checkpoints.iterdir()]
-    except OSError:
-        names = []
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step_(\d+)", name)))
+    return list(step_files(run.folder.checkpoints, ""))
 
 
 def pace_of(run: RunContents) -> float | None:
@@ -117,7 +114,7 @@ def _state(run: RunContents, now: float) -> State:
         return "running"
     if _steps(run) and run.last_step >= _steps(run):
         return "finished"
-    return "unfilled" if max(run.folder.stopped_files(), default=0) > run.last_step else "unknown"
+    return "unfilled" if max(step_files(run.folder.stopped), default=0) > run.last_step else "unknown"
 
 
 def _elsewhere(run: RunContents, now: float) -> bool:

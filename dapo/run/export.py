@@ -30,7 +30,7 @@ from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
 from dapo.observe.evaluations import read_held_out
 from dapo.observe.metrics import Row, read_metrics, series
-from dapo.observe.run_folder import RunFolder
+from dapo.observe.run_folder import RunFolder, step_files
 from dapo.observe.samples import read_samples
 from dapo.observe.text import clean, interval, number, percent
 from dapo.run.model import make_facts, make_model, with_folder
@@ -334,8 +334,7 @@ def _how(recipe: Recipe) -> str:
 def card_rows(folder: RunFolder, step: int) -> list[Row]:
     """Return a run's metrics up to a step; an evaluation that they lost is counted again from its responses."""
     rows = {int(row["step"] or 0): row for row in read_metrics(folder.metrics)}
-    for file in folder.evaluations.glob("step_*.parquet"):
-        at = int(file.stem.rpartition("_")[2])
+    for at, file in step_files(folder.evaluations).items():
         row = rows.setdefault(at, {"step": at})
         if row.get("validation/accuracy") is None and (held := read_held_out(file)) and held.known:
             row |= {"validation/accuracy": held.accuracy, "validation/problems": len(held.problems)}

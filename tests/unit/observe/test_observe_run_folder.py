@@ -14,7 +14,7 @@ from between import between_its_calls
 
 from dapo.errors import DataError, RecipeError
 from dapo.observe.metrics import MetricWriter, read_metrics
-from dapo.observe.run_folder import RunFolder
+from dapo.observe.run_folder import RunFolder, step_files
 
 HOLD = """
 import sys
@@ -314,7 +314,10 @@ def test_cut_back_removes_everything_later(tmp_path):
     for step in (2, 3, 4):
         run.stopped_file(step).write_text("x")
     run.cut_back(2)
-    assert list(run.stopped_files()) == [2, 3]  # why step 3 could not be filled, which a resume is about to do again
+    assert list(step_files(run.stopped)) == [
+        2,
+        3,
+    ]  # why step 3 could not be filled, which a resume is about to do again
     assert [row["step"] for row in read_metrics(run.metrics)] == [0, 1, 2]
     assert run.samples.read_text() == '{"step": 2}\n'
     assert sorted(p.name for p in run.rollouts.iterdir()) == [
@@ -332,7 +335,7 @@ def test_groups_of_a_step_that_was_given_up_are_not_among_the_rollouts(tmp_path)
     run.stopped.mkdir()
     run.stopped_file(4).touch()
     (run.stopped / "step_x.parquet").touch()
-    assert run.stopped_files() == {4: run.stopped_file(4)}
+    assert step_files(run.stopped) == {4: run.stopped_file(4)}
 
 
 def test_a_damaged_metrics_file_is_refused_before_anything_is_removed(tmp_path):
