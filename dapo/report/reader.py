@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from dapo.observe.run_files import open_regular, read_regular
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.run_lock import is_held
 from dapo.observe.samples import Sample
-from dapo.observe.status import read_status
+from dapo.observe.status import RunStatus, read_status
 from dapo.observe.text import utf8
 from dapo.report.family import family_of
 from dapo.report.machines import machine_of
@@ -52,7 +52,7 @@ class RunContents:
     recipe: Recipe | None = None  # None: of another version
     resolved: str = ""  # recipe.resolved.yaml
     difference: list[tuple[str, str, str]] = field(default_factory=list)  # path, the preset's value, the run's
-    status_record: dict[str, Any] | None = None  # status.json, its fields as in ``RunStatus``
+    status: RunStatus | None = None  # status.json
     held: bool = False  # some process holds RUN/lock: the run is going on
     log_tail: list[str] = field(default_factory=list)  # last lines of log.txt
     samples: list[Sample] = field(default_factory=list)
@@ -98,8 +98,8 @@ def read_run(
     folder = RunFolder.open(path)
     run = RunContents(folder, utf8(folder.path.resolve().name), root=root)
     _read_recipe(run)
-    run.status_record = _read_status(run)
-    run.held = is_held(folder.path) or _is_ours(run.status_record)
+    run.status = _read_status(run)
+    run.held = is_held(folder.path) or _is_ours(run.status)
     run.log_tail = _tail(run, folder.log)
     run.processes = _read_processes(run)
     run.rows = in_order(_read_lines(run, folder.metrics, row_of, earlier.rows if earlier else [], earlier))
@@ -165,11 +165,11 @@ def _difference_of_file(run: RunContents, path: Path) -> list[tuple[str, str, st
     return found
 
 
-def _read_status(run: RunContents) -> dict[str, Any] | None:
+def _read_status(run: RunContents) -> RunStatus | None:
     status = read_status(run.folder.status, run.within)
     if status is None and os.path.lexists(run.folder.status):
         run.notes.append("status.json cannot be read: how the run stands is inferred from its other files.")
-    return asdict(status) if status else None
+    return status
 
 
 def _read_processes(run: RunContents) -> list[ProcessView]:
@@ -184,10 +184,10 @@ def _read_processes(run: RunContents) -> list[ProcessView]:
         return []
 
 
-def _is_ours(status: dict[str, Any] | None) -> bool:
+def _is_ours(status: RunStatus | None) -> bool:
     """Whether this very process trains there: a run may look at itself."""
     us = (os.getpid(), os.uname().nodename)
-    return status is not None and status["state"] == "running" and (status["pid"], status["host"]) == us
+    return status is not None and status.state == "running" and (status.pid, status.host) == us
 
 
 def _tail(run: RunContents, path: Path) -> list[str]:

@@ -7,11 +7,10 @@ import os
 import re
 import shlex
 import time
-from typing import Any, get_args
 
 from dapo.observe.run_folder import step_files
 from dapo.observe.sentences import Outcome, State, outcome_said, title_said
-from dapo.observe.status import read_evidence, read_filling
+from dapo.observe.status import RunStatus, read_evidence, read_filling
 from dapo.observe.text import clean
 from dapo.report.page_data import Status
 from dapo.report.reader import RunContents
@@ -34,36 +33,34 @@ def status_of(run: RunContents, now: float | None = None) -> Status:
         now: seconds since 1970; default: the clock's.
     """
     outcome = outcome_of(run, now)
-    record, state = run.status_record or {}, outcome.state
     return Status(
-        state=state,
+        state=outcome.state,
         title=title_said(outcome),
         said=outcome_said(outcome),
         step=outcome.step,
         steps=outcome.steps,
-        started=_time(record, "started"),
+        started=_time(run.status.started) if run.status else None,
         updated=_updated(run),
         seconds=_seconds(run),
-        log=[] if state in _WELL else [here_said(run, line) for line in run.log_tail[-LOG_LINES:]],
+        log=[] if outcome.state in _WELL else [here_said(run, line) for line in run.log_tail[-LOG_LINES:]],
     )
 
 
 def outcome_of(run: RunContents, now: float | None = None) -> Outcome:
     """Return the facts of a run's state, of which sentences are made."""
     now = time.time() if now is None else now
-    record, updated, checkpoints = run.status_record or {}, _updated(run), checkpoint_steps(run)
-    said = record.get("said")
+    status, updated, checkpoints = run.status, _updated(run), checkpoint_steps(run)
     return Outcome(
         _state(run, now),
         run.folder.path,
         run.last_step,
         _steps(run),
         begun=bool(run.rows),
-        said=clean(here_said(run, said if isinstance(said, str) else "")).strip(),
-        evidence=read_evidence(record.get("evidence")),
+        said=clean(here_said(run, status.said)).strip() if status else "",
+        evidence=read_evidence(status.evidence) if status else None,
         supervised=run.supervised,
         saved=checkpoints[-1] if checkpoints else None,
-        doing=str(record.get("doing") or ""),
+        doing=status.doing if status else "",
         pace=pace_of(run),
         silent=None if updated is None else now - updated,
     )
@@ -71,7 +68,7 @@ def outcome_of(run: RunContents, now: float | None = None) -> Outcome:
 
 def filling_of(run: RunContents) -> CollectProgress | None:
     """Return how far the batch of the step is that is not done; None where that is not known."""
-    filling = read_filling((run.status_record or {}).get("filling"))
+    filling = read_filling(run.status.filling) if run.status else None
     return filling if filling is not None and filling.step > run.last_step else None
 
 
@@ -88,9 +85,9 @@ def pace_of(run: RunContents) -> float | None:
 
 def here_said(run: RunContents, text: str) -> str:
     """Return text that names the folder where the run lies now: it may have been copied."""
-    before = (run.status_record or {}).get("folder")
+    before = run.status.folder if run.status else ""
     here = clean(str(run.folder.path), newlines=False)
-    if not isinstance(before, str) or before in ("", ".", here):
+    if before in ("", ".", here):
         return text
     for typed in (shlex.quote(before), before):
         text = re.sub(rf"--resume {re.escape(typed)}(?![\w/.-])", lambda _: f"--resume {shlex.quote(here)}", text)
@@ -104,12 +101,10 @@ def _seconds(run: RunContents) -> float | None:
 
 
 def _state(run: RunContents, now: float) -> State:
-    said = str((run.status_record or {}).get("state"))
-    if said == "running":
-        return "running" if run.held or _elsewhere(run, now) else "killed"
-    known: dict[Any, State] = {state: state for state in get_args(State)}
-    if said in known:
-        return known[said]
+    if run.status is not None and run.status.state != "running":
+        return run.status.state
+    if run.status is not None:
+        return "running" if run.held or _elsewhere(run.status, run, now) else "killed"
     if run.held:
         return "running"
     if _steps(run) and run.last_step >= _steps(run):
@@ -117,11 +112,10 @@ def _state(run: RunContents, now: float) -> State:
     return "unfilled" if max(step_files(run.folder.stopped), default=0) > run.last_step else "unknown"
 
 
-def _elsewhere(run: RunContents, now: float) -> bool:
+def _elsewhere(status: RunStatus, run: RunContents, now: float) -> bool:
     """On another machine: its lock may not be seen from here, so a recent update counts."""
-    record = run.status_record or {}
-    updated = _time(record, "updated")
-    if record.get("host") in (None, os.uname().nodename) or updated is None:
+    updated = _time(status.updated)
+    if status.host == os.uname().nodename or updated is None:
         return False
     return -CLOCKS_APART < now - updated < max(ELSEWHERE, 10 * (pace_of(run) or 0.0))
 
@@ -129,18 +123,16 @@ def _elsewhere(run: RunContents, now: float) -> bool:
 def _steps(run: RunContents) -> int:
     if run.recipe is not None and not run.supervised:  # a supervised run counts its epochs' steps
         return run.recipe.trainer.steps
-    steps = (run.status_record or {}).get("steps")
-    return steps if isinstance(steps, int) else 0
+    return run.status.steps if run.status else 0
 
 
-def _time(record: dict[str, Any], key: str) -> float | None:
-    value = record.get(key)
-    return float(value) if isinstance(value, int | float) and 0 < value < 1e11 else None
+def _time(seconds: float) -> float | None:
+    return seconds if 0 < seconds < 1e11 else None
 
 
 def _updated(run: RunContents) -> float | None:
     """Return the time of the last update; of a run that does not say, when metrics.jsonl was written last."""
-    found = _time(run.status_record or {}, "updated")
+    found = _time(run.status.updated) if run.status else None
     return _written(run) if found is None else found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from dapo.config import load_recipe
 from dapo.config.schema import Recipe
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.status import RunStatus
 from dapo.report.reader import RunContents
 from dapo.types.evidence import Cause, Example, Shares, StopEvidence
 
@@ -56,18 +57,9 @@ def run_of(
     steps = recipe(*overrides).trainer.steps
     last = made[-1]["step"] if made else 0
     given = {"folder": RunFolder(Path("runs/it")), "name": "it", "rows": made, "recipe": recipe(*overrides)}
-    record: dict[str, Any] = {
-        "state": state,
-        "said": said,
-        "step": last,
-        "steps": steps,
-        "pid": 1,
-        "host": "",
-        "started": 1e9,
-    }
-    if evidence is not None:
-        record["evidence"] = json.loads(json.dumps(asdict(evidence)))
-    return RunContents(**{**given, "status_record": {**record, "updated": 1e9 + 60}, **more})
+    data = None if evidence is None else json.loads(json.dumps(asdict(evidence)))
+    status = RunStatus(state, said, last, steps, 1, "", 1e9, 1e9 + 60, evidence=data)
+    return RunContents(**{**given, "status": status, **more})
 
 
 UNFILLED = StopEvidence(

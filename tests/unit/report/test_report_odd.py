@@ -134,7 +134,7 @@ def test_a_status_and_a_recipe_have_a_largest_size(tmp_path, make_run):
     (folder / "status.json").write_text((folder / "status.json").read_text() + " " * 200_000)
     with_recipe(folder, (folder / "recipe.resolved.yaml").read_text() + "#" * 1_000_001)
     run = read_run(folder)
-    assert (run.status_record, run.recipe) == (None, None)
+    assert (run.status, run.recipe) == (None, None)
     assert run.notes[0] == "recipe.resolved.yaml cannot be read: it has more than 1,000,000 bytes."
     assert fingerprint(folder)
 
@@ -144,7 +144,7 @@ def test_a_status_of_impossible_counts_is_none(tmp_path, make_run):
     record = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps(record | {"steps": 10**400}))
     run = read_run(folder)
-    assert run.status_record is None
+    assert run.status is None
     json.dumps(bundle_of([run], live=False), allow_nan=False)
 
 
@@ -193,7 +193,7 @@ def test_a_link_out_of_the_run_is_left_out_and_said(tmp_path, make_run, name):
         "metrics.jsonl": run.rows,
         "samples.jsonl": run.samples,
         "recipe.resolved.yaml": run.resolved,
-        "status.json": run.status_record,
+        "status.json": run.status,
     }
     assert not left[name]
     assert any(note.startswith(f"{name} cannot be read") for note in run.notes)

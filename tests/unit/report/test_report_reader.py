@@ -26,7 +26,7 @@ def test_a_run_is_read_whole(tmp_path, make_run):
     assert run.rows[1]["train/clip_high_probability"] is None  # was not finite
     assert run.recipe.trainer.steps == 8
     assert ("trainer.steps", "100", "8") in run.difference
-    assert run.status_record["state"] == "finished"
+    assert run.status.state == "finished"
     assert len(run.samples) == 3 * 6
     assert run.spans[1].name == "score"
     assert (run.spans[1].busy, run.spans[1].count) == (0.1, 5)
@@ -50,7 +50,7 @@ def test_only_a_recipe_is_enough(tmp_path, make_run):
     (folder / "metrics.jsonl").unlink()
     (folder / "difference.txt").unlink()
     run = read_run(folder)
-    assert (run.rows, run.samples, run.spans, run.log_tail, run.status_record, run.notes) == ([], [], [], [], None, [])
+    assert (run.rows, run.samples, run.spans, run.log_tail, run.status, run.notes) == ([], [], [], [], None, [])
 
 
 def test_a_half_written_line_is_left_for_later(tmp_path, make_run):
@@ -199,7 +199,7 @@ def test_a_damaged_status_is_said(tmp_path, make_run):
     folder = make_run(tmp_path / "run")
     (folder / "status.json").write_text('{"state": "runn')
     run = read_run(folder)
-    assert run.status_record is None
+    assert run.status is None
     assert "status.json cannot be read" in run.notes[0]
 
 

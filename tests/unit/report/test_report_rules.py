@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def in_its_first_step(folder, filling=None, right=None, state="running", made=No
         write_evaluation(folder.evaluation_file(0), 0, evaluation(right, cut=len(right)))
     run = run_of(made or [{"step": 0, "validation/accuracy": 0.0, "time/evaluate": 300.0}], state=state, folder=folder)
     if filling is not None:
-        run.status_record["filling"] = json.loads(json.dumps(asdict(filling)))
+        run.status = replace(run.status, filling=json.loads(json.dumps(asdict(filling))))
     return advice_of(run)
 
 
