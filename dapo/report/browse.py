@@ -6,8 +6,6 @@ numbers a group stay in memory (``rollout_index``).
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +19,7 @@ from dapo.observe.text import utf8
 from dapo.report.page_data import GroupView, PromptView
 from dapo.report.prompts_file import problems_of
 from dapo.report.reader import RunContents
+from dapo.report.recent import Recent
 from dapo.report.rollout_index import THREADS, Index, Summary, files_of, index_of, opened, read_columns, reading
 from dapo.report.rollout_views import rows_of, token_groups, views, visit_of
 from dapo.types.batch import BoolArray
@@ -201,18 +200,13 @@ def texts_of(run: RunContents, index: Index, names: Sequence[str]) -> dict[str, 
 
 
 _MOST_RUNS = 16  # whose texts are kept
-_lock = threading.Lock()
-_found_texts: OrderedDict[Path, dict[str, tuple[str, str, str]]] = OrderedDict()
+_found_texts: Recent[Path, dict[str, tuple[str, str, str]]] = Recent(_MOST_RUNS)
 """A prompt's id is a hash of its problem, so its text never changes."""
 
 
 def _texts_of_rollouts(run: RunContents, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Return prompts as the model saw them, from the last group of each, where prompts.parquet lacks them."""
-    with _lock:
-        known = _found_texts.setdefault(run.folder.rollouts, {})
-        _found_texts.move_to_end(run.folder.rollouts)
-        while len(_found_texts) > _MOST_RUNS:
-            _found_texts.popitem(last=False)
+    known = _found_texts.keep(run.folder.rollouts, _found_texts.get(run.folder.rollouts, {}))
     missing: dict[int, list[tuple[str, int]]] = {}
     for name in names:
         if name not in known and name in index.by_prompt:

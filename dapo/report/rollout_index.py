@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from dapo.errors import DataError
 from dapo.observe.parquet import ParquetSource, TooLarge, open_parquet
 from dapo.observe.run_folder import step_files
 from dapo.report.reader import RunContents
+from dapo.report.recent import Recent
 from dapo.types.batch import IntArray
 from dapo.types.enums import FinishReason
 
@@ -87,9 +86,8 @@ class Index:
         return sum(map(len, self.summaries))
 
 
-_lock = threading.Lock()
-_files: OrderedDict[tuple[Path, float], tuple[Stamp, Summary | str]] = OrderedDict()
-_runs: OrderedDict[tuple[Path, float], tuple[tuple[tuple[int, Stamp], ...], Index]] = OrderedDict()
+_files: Recent[tuple[Path, float], tuple[Stamp, Summary | str]] = Recent(_MOST_FILES)
+_runs: Recent[tuple[Path, float], tuple[tuple[tuple[int, Stamp], ...], Index]] = Recent(_MOST_RUNS)
 
 
 def files_of(run: RunContents) -> dict[int, tuple[Path, Stamp]]:
@@ -109,26 +107,19 @@ def index_of(run: RunContents) -> Index:
     """Every group of a run. The first call reads a few columns of all files, later ones what changed."""
     files, correct_at = files_of(run), correct_at_of(run)
     key, state = (run.folder.rollouts, correct_at), tuple((step, stamp) for step, (_, stamp) in files.items())
-    with _lock:
-        known = _runs.get(key)
-        if known and known[0] == state:
-            return known[1]
-    missing = [(step, path, stamp) for step, (path, stamp) in files.items() if _cached(path, correct_at, stamp) is None]
-    made: dict[Path, Summary | str] = {}
+    known = _runs.get(key)
+    if known and known[0] == state:
+        return known[1]
+    found = {path: _cached(path, correct_at, stamp) for path, stamp in files.values()}
+    missing = [(step, path, stamp) for step, (path, stamp) in files.items() if found[path] is None]
     if missing:
         with ThreadPoolExecutor(THREADS) as pool:
             results = pool.map(lambda job: _read_summary(run, job[0], job[1], correct_at), missing)
             for (_, path, stamp), result in zip(missing, results, strict=True):
-                made[path] = result
-                _keep(path, correct_at, stamp, result)
-    parts = [made.get(path) or _cached(path, correct_at, stamp) for path, stamp in files.values()]
+                found[path] = _files.keep((path, correct_at), (stamp, result))[1]
+    parts = found.values()
     index = Index([p for p in parts if isinstance(p, Summary)], [p for p in parts if isinstance(p, str)])
-    with _lock:
-        _runs[key] = (state, index)
-        _runs.move_to_end(key)
-        while len(_runs) > _MOST_RUNS:
-            _runs.popitem(last=False)
-    return index
+    return _runs.keep(key, (state, index))[1]
 
 
 def correct_at_of(run: RunContents) -> float:
@@ -152,7 +143,7 @@ def opened(run: RunContents, step: int) -> Iterator[tuple[ParquetSource, Summary
         summary = _cached(path, correct_at, stamp)
         if not isinstance(summary, Summary):
             summary = _summarise(source, step, path, correct_at)
-            _keep(path, correct_at, stamp, summary)
+            _files.keep((path, correct_at), (stamp, summary))
         yield source, summary
 
 
@@ -181,17 +172,8 @@ def read_columns(source: ParquetSource, columns: Sequence[str], groups: Sequence
 
 
 def _cached(path: Path, correct_at: float, stamp: Stamp) -> Summary | str | None:
-    with _lock:
-        known = _files.get((path, correct_at))
-        return known[1] if known and known[0] == stamp else None
-
-
-def _keep(path: Path, correct_at: float, stamp: Stamp, made: Summary | str) -> None:
-    with _lock:
-        _files[path, correct_at] = (stamp, made)
-        _files.move_to_end((path, correct_at))
-        while len(_files) > _MOST_FILES:
-            _files.popitem(last=False)
+    known = _files.get((path, correct_at))
+    return known[1] if known and known[0] == stamp else None
 
 
 def _read_summary(run: RunContents, step: int, path: Path, correct_at: float) -> Summary | str:

@@ -14,14 +14,14 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from dapo.errors import DataError, RecipeError
 from dapo.report.page_data import RunLine
 from dapo.report.reader import RunContents, read_run
+from dapo.report.recent import Recent
 from dapo.report.rules import advice_of
 from dapo.report.runs_list import BadName, Fingerprint, NoSuchRun, RunsFolder, brief_name, changed, fingerprint
 from dapo.report.status import status_of
@@ -46,9 +46,6 @@ COMPRESS_FROM = 4096
 """Bytes. Answers go through tunnels, too."""
 _VALIDATION, _TRAINING = "validation/accuracy", "reward/accuracy"
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
-
 
 class RunChanged(RuntimeError):
     """A run was written while it was read, so that its files did not fit together. To be asked again."""
@@ -62,22 +59,6 @@ class JsonPayload:
     body: bytes
     packed: bytes | None  # the same, gzip; None where it is not worth it
     seconds: float  # of the processor, that it took to make
-
-
-class Recent(OrderedDict[Key, Value]):
-    """The newest few values by key."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.most = most
-
-    def keep(self, key: Key, value: Value) -> Value:
-        """Remember a value as the newest, and forget the oldest ones."""
-        self[key] = value
-        self.move_to_end(key)
-        while len(self) > self.most:
-            self.popitem(last=False)
-        return value
 
 
 @dataclass

@@ -19,6 +19,7 @@ from dapo.report import browse, page_files
 from dapo.report.bundle import bundle_of
 from dapo.report.page_files import write_report
 from dapo.report.reader import read_run
+from dapo.report.recent import Recent
 from dapo.report.runs_list import RunsFolder, fingerprint
 from dapo.report.shelf import Shelf
 from dapo.report.trace import trace_of
@@ -244,7 +245,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
 
 
 def test_what_a_server_remembers_has_a_bound(tmp_path, make_run, monkeypatch):
-    monkeypatch.setattr(browse, "_MOST_RUNS", 2)
+    monkeypatch.setattr(browse, "_found_texts", Recent(2))
     for n in range(5):
         folder = make_run(tmp_path / f"run {n}", steps=1, parts="rollouts")
         assert browse.prompts(read_run(folder))[0][0]["prompt"]
