@@ -113,7 +113,7 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
         DataError: it recorded no responses of these steps.
     """
     from dapo.config.load import load_recipe
-    from dapo.observe.prompts import read_prompts
+    from dapo.observe.prompts import read_problems
     from dapo.observe.rollouts import read_rollouts
     from dapo.observe.run_folder import RunFolder, step_files
     from dapo.types.batch import content_id
@@ -124,8 +124,7 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
         raise RecipeError(f"{run} is a supervised run and made no responses; give a run of `dapo train`")
     if recipe.environment.kind is not None and form == "prompt":
         raise RecipeError(f"{run} recorded episodes of several turns; write them as conversations: --format messages")
-    table = read_prompts(folder.prompts)
-    texts = dict(zip(table["id"].to_pylist(), table["problem"].to_pylist(), strict=True))
+    problems = read_problems(folder.prompts)
     steps = step_files(folder.rollouts)
     files = [f for n, f in steps.items() if (first is None or n >= first) and (last is None or n <= last)]
     if not files:
@@ -135,7 +134,7 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
     for file in files:
         for row in read_rollouts(file, _COLUMNS).to_pylist():
             chosen.seen += 1
-            problem = texts.get(row["prompt_id"])
+            problem, *_ = problems.get(row["prompt_id"], (None,))
             if correct and not ((row["accuracy"] or 0.0) >= CORRECT and row["finish"] == "stop"):
                 chosen.wrong += 1
                 chosen.cut_off += (row["accuracy"] or 0.0) >= CORRECT

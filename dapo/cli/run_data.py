@@ -18,7 +18,7 @@ from dapo.config.schema import Recipe
 from dapo.config.yaml_files import MOST_BYTES, parse_yaml
 from dapo.errors import CheckpointError, DataError, RecipeError
 from dapo.observe.metrics import Row, read_metrics
-from dapo.observe.prompts import History, Standing, read_prompts
+from dapo.observe.prompts import History, Standing, read_problems
 from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_files import open_regular, read_regular
 from dapo.observe.run_folder import RunFolder, step_files
@@ -78,11 +78,7 @@ def load_run(folder: RunFolder, step: int | None = None) -> RunData:
     if filling is not None and filling.step > data.last_step and (filling.starves or not data.last_step):
         data.filling = filling
     try:
-        table = read_prompts(folder.prompts)
-        columns = (table[name].to_pylist() for name in ("id", "problem", "answer", "source"))
-        data.problems = {
-            name: (problem, answer, source) for name, problem, answer, source in zip(*columns, strict=True)
-        }
+        data.problems = read_problems(folder.prompts)
         data.sources = Counter(source for _, _, source in data.problems.values())
     except DataError as error:
         data.notes.append(f"{error} Until then prompts are shown by their ids.")

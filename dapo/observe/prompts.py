@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.algorithms.variants.greso import Greso
 from dapo.errors import CheckpointError, DataError
 from dapo.observe.parquet import read_parquet
-from dapo.observe.text import utf8
+from dapo.observe.tables import repeated, table_of, texts, write_table_file
 from dapo.types.batch import BoolArray, IntArray, Prompt
 from dapo.types.codec import from_tree
 from dapo.types.enums import Verdict
@@ -35,15 +33,9 @@ SCHEMA = pa.schema(
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     """Write the training prompts in their order (zstd). A crash at any instant leaves no half file under this name."""
-    columns = [
-        pa.array([prompt.id for prompt in prompts], pa.string()),
-        pa.array([utf8(prompt.source) for prompt in prompts], pa.string()).dictionary_encode(),
-        pa.array([utf8(prompt.problem) for prompt in prompts], pa.string()),
-        pa.array([utf8(prompt.answer) for prompt in prompts], pa.string()),
-    ]
-    temporary = path.with_name(f".{path.name}.tmp")
-    pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), temporary, compression="zstd")
-    os.replace(temporary, path)
+    columns = {name: texts([getattr(prompt, name) for prompt in prompts]) for name in ("id", "problem", "answer")}
+    columns["source"] = repeated([prompt.source for prompt in prompts], [1] * len(prompts))
+    write_table_file(path, SCHEMA, [table_of(SCHEMA, columns)])
 
 
 def read_prompts(path: Path) -> pa.Table:
@@ -61,6 +53,13 @@ def read_prompts(path: Path) -> pa.Table:
         raise DataError(
             f"{path} cannot be read as prompts: {reason}. Remove it and resume the run: it is written again."
         ) from None
+
+
+def read_problems(path: Path) -> dict[str, tuple[str, str, str]]:
+    """Id of each training prompt -> problem as the data has it, answer and source; raises as ``read_prompts`` does."""
+    table = read_prompts(path)
+    ids, *texts_of = (table[name].to_pylist() for name in ("id", "problem", "answer", "source"))
+    return dict(zip(ids, zip(*texts_of, strict=True), strict=True))
 
 
 class Standing(StrEnum):
@@ -137,9 +136,7 @@ class History:
 
     def retired(self, at: float | None) -> BoolArray:
         """Prompts that are retired from this pass rate of the last visit."""
-        if at is None:
-            return np.zeros(len(self.ids), np.bool_)
-        return np.nan_to_num(self.last_pass_rates(), nan=-1.0) >= at
+        return np.nan_to_num(self.last_pass_rates(), nan=-1.0) >= (np.inf if at is None else at)
 
 
 def _ratio(part: IntArray, whole: IntArray) -> NDArray[np.float64]:

@@ -76,13 +76,12 @@ def merge_spans(spans: Iterable[Span], most: int) -> list[Span]:
     k = 1
     while sum(-(-len(members) // k) for members in by_name.values()) > max(most, len(by_name)):
         k += 1
-    merged = [
-        _merged(members[first : first + k]) for members in by_name.values() for first in range(0, len(members), k)
-    ]
-    return sorted(merged, key=lambda span: span.start)
+    fewer = [merged(members[first : first + k]) for members in by_name.values() for first in range(0, len(members), k)]
+    return sorted(fewer, key=lambda span: span.start)
 
 
-def _merged(spans: list[Span]) -> Span:
+def merged(spans: list[Span]) -> Span:
+    """One span of several in order of their starts, with the first one's step and name; busy seconds are added."""
     if len(spans) == 1:
         return spans[0]
     first = spans[0]

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dapo.errors import DataError
 from dapo.observe.parquet import open_parquet
-from dapo.observe.prompts import read_prompts
+from dapo.observe.prompts import read_problems
 from dapo.observe.run_files import check_regular
 from dapo.report.reader import RunContents
 
@@ -37,6 +37,4 @@ def count_prompts(run: RunContents) -> int:
 
 @lru_cache(maxsize=8)
 def _problems(path: Path, changed: int, size: int) -> dict[str, tuple[str, str, str]]:
-    table = read_prompts(path)
-    columns = [table[name].to_pylist() for name in ("id", "problem", "answer", "source")]
-    return {name: (problem, answer, source) for name, problem, answer, source in zip(*columns, strict=True)}
+    return read_problems(path)

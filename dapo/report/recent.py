@@ -1,4 +1,4 @@
-"""What was made lately and may be asked for again: the newest few values by key."""
+"""A small memory of values by key, of which the newest few are kept."""
 
 from __future__ import annotations
 

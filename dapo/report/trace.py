@@ -9,10 +9,12 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dapo.metrics.glossary import BESIDE, START
 from dapo.observe.metrics import Row, series
+from dapo.observe.spans import merged
 from dapo.report.page_data import TimeView
 from dapo.report.phases import in_order, phases_of_row
 from dapo.report.reader import RunContents
@@ -96,24 +98,19 @@ def merge_to(spans: Sequence[Span], limit: int) -> tuple[list[Span], int]:
     steps = {step: n for n, step in enumerate(sorted({span.step for span in spans}))}
     together = 1
     while True:
-        merged = _merge(spans, {step: n // together for step, n in steps.items()})
-        if len(merged) <= limit or together >= len(steps):
-            return merged, together
-        together = max(together + 1, -(-len(merged) * together // limit))
+        fewer = _merge(spans, {step: n // together for step, n in steps.items()})
+        if len(fewer) <= limit or together >= len(steps):
+            return fewer, together
+        together = max(together + 1, -(-len(fewer) * together // limit))
 
 
 def _merge(spans: Sequence[Span], bucket: dict[int, int]) -> list[Span]:
-    """One span for each phase and bucket of steps: from the first start to the last end, busy seconds added."""
+    """One span for each phase and bucket of steps."""
     parts: dict[tuple[str, int], list[Span]] = defaultdict(list)
-    for span in spans:
+    for span in sorted(spans, key=lambda span: span.start):
         parts[span.name, bucket[span.step]].append(span)
-    merged = []
-    for (name, _), group in parts.items():
-        start = min(span.start for span in group)
-        end = max(span.start + span.seconds for span in group)
-        busy, count = sum(span.busy for span in group), sum(span.count for span in group)
-        merged.append(Span(group[0].step, name, start, end - start, min(busy, end - start), count))
-    return sorted(merged, key=lambda span: span.start)
+    fewer = (merged(group) for group in parts.values())
+    return sorted((replace(one, busy=min(one.busy, one.seconds)) for one in fewer), key=lambda span: span.start)
 
 
 def trace_of(runs: Sequence[tuple[str, RunContents]]) -> dict[str, Any]:

@@ -50,11 +50,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "prompts.parquet"
     write_prompts(path, [prompt(1)])
 
-    def fail(table, where, **options):
-        where.write_bytes(b"half")
+    def fail(writer, table):
         raise OSError("disk full")
 
-    monkeypatch.setattr("dapo.observe.prompts.pq.write_table", fail)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fail)
     with pytest.raises(OSError, match="disk full"):
         write_prompts(path, [prompt(2)])
     assert read_prompts(path)["answer"].to_pylist() == ["1"]
