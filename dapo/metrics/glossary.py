@@ -268,7 +268,7 @@ def _clock() -> Iterator[Metric]:
         yield Metric(
             f"memory/peak_cuda_mib/{name}",
             "MiB",
-            f"Of it from the beginning of {name} to the next of {', '.join(COMPUTING)}.",
+            f"`memory/peak_cuda_mib` from the beginning of {name} to the next such phase.",
             "lower",
             clock=True,
         )

@@ -36,7 +36,7 @@ def render() -> str:
     """Return the page as Markdown."""
     parts = [_HEAD]
     for title, lines in AREAS.items():
-        parts.append(f"\n## {title}\n\n| key | unit | | meaning |\n| --- | --- | --- | --- |\n")
+        parts.append(f"\n## {title}\n\n| key | unit | meaning |\n| --- | --- | --- |\n")
         # a number that another line has over all sets is left out
         parts.extend(_row(m) for m in lines() if "<set>" not in m.key or m.key.replace("<set>/", "") not in GLOSSARY)
     parts.append(_ELSEWHERE)
@@ -56,9 +56,9 @@ def _here(metric: PeerMetric) -> str:
 
 
 def _row(metric: Metric) -> str:
-    marks = {"higher": "↑", "lower": "↓", None: ""}[metric.better] + ("◷" if metric.clock else "")
+    marks = {"higher": " ↑", "lower": " ↓", None: ""}[metric.better] + (" ◷" if metric.clock else "")
     meaning = metric.meaning.replace("|", "\\|")  # a bar would end the table's cell
-    return f"| `{metric.key}` | {metric.unit} | {marks} | {meaning} |\n"
+    return f"| `{metric.key}` | {metric.unit}{marks} | {meaning} |\n"
 
 
 if __name__ == "__main__":

