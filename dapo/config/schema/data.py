@@ -92,8 +92,8 @@ class Data(Section, resume="fixed"):
     train: list[TrainSource] = Field(min_length=1)
     """Where training problems come from."""
     validation: list[DataSource] = Field(default_factory=list)
-    """Held-out sets. Problems that are also in the training data are taken out of training, counted, and
-    shown with both texts. Two texts are one problem if their letters, digits and signs of arithmetic are."""
+    """Held-out sets. Problems that are also in the training data are taken out of training, counted, and shown with
+    both texts. Texts of 20 letters and more are compared without blanks, case and punctuation."""
     stream: Hook | None = None
     """Your own order of the training prompts, ``package.module:Class``, called with the run's context
     (docs/extending.md). ``shuffle``, ``epochs``, ``curriculum`` and the weights of sources are then not read."""
@@ -105,8 +105,8 @@ class Data(Section, resume="fixed"):
     prompt_template: str | None = None
     """Text with ``{problem}`` in it."""
     chat_template: str | None = None
-    """A chat template of your own instead of the tokenizer's: its text (Jinja), or a file that holds it, which is read
-    once, when the recipe is. ``dapo export`` writes it into the model's folder."""
+    """A chat template of your own instead of the tokenizer's: its text (Jinja), or a file that holds it. ``dapo
+    export`` writes it into the model's folder."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What else the chat template reads, by name, such as ``{enable_thinking: false}``."""
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -243,9 +243,9 @@ class SftSource(Section, resume="fixed"):
 
 class Sft(Section):
     train: Annotated[list[SftSource], FIXED] = Field(default_factory=list)
-    """What is imitated; what answers a held-out problem of ``data.validation`` is taken out. A prompt becomes what
-    ``data`` says of problems (chat template, instruction, examples), so that training by reward goes on with the same
-    prompts; messages are taken as they stand."""
+    """Examples to imitate; those that answer a held-out problem of ``data.validation`` are taken out. A prompt is
+    written as ``data`` says of problems (chat template, instruction, examples), so that training by reward goes on with
+    the same prompts; messages are taken as they are."""
     validation: Annotated[list[SftSource], FIXED] = Field(default_factory=list)
     """Held-out records: ``validation/loss`` is measured on them."""
     epochs: Annotated[Positive, FREE] = 1

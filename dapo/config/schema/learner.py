@@ -89,8 +89,8 @@ class LearnerSection(Section):
     max_grad_norm: Annotated[float, Field(ge=1e-9, le=1e12)] | None = 1.0
     """Gradient clipping."""
     deterministic: bool = False
-    """Only algorithms whose result does not depend on the order of threads. On a CPU that is so anyway; on CUDA it
-    costs speed, and without it a resumed run is another sample and not the same bits."""
+    """Use only algorithms whose result does not depend on the order of threads. A CPU always does; on CUDA it costs
+    speed, and without it a resumed run has other bits."""
     max_skipped_steps: Annotated[Whole, FREE] = 5
     """Optimiser steps in a row that may be skipped for non-finite gradients before the run stops."""
     ranks: Annotated[int, Field(ge=1, le=1 << 16), FREE] = 1
@@ -107,7 +107,7 @@ class LearnerSection(Section):
     """Free a layer between its forward and its backward pass. ``auto``: from 3 billion parameters on; below, layers
     stay whole until the optimiser step, and gradients are summed over ranks once a step."""
     router_replay: Annotated[Literal["off", "learner", "sampler"], FIXED] = "off"
-    """Of a mixture of experts, the choices of experts that the passes of a training step repeat. ``learner``: those of
+    """For a mixture of experts: whose choices of experts the passes of a training step repeat. ``learner``: those of
     the passes that compute the old log-probabilities. ``sampler``: those of the engine that made the response. ``off``:
     none, each pass chooses again."""
     cpu_offload: Annotated[bool, FREE] = False

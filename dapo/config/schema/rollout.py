@@ -12,9 +12,8 @@ from dapo.config.section import ASK, FIXED, FREE, Hook, Many, Parallel, Positive
 
 class Embedded(Section):
     cuda_graphs: bool | None = None
-    """Decode steps as CUDA graphs: one launch instead of some 500. null: on a GPU, for models of the kinds Llama,
-    Mistral, Qwen2 and Qwen3; what cannot be recorded runs as it is, with a warning. true: an error instead. false:
-    never. A CPU has none."""
+    """Decode steps as CUDA graphs. null: on a GPU, for models of the kinds Llama, Mistral, Qwen2 and Qwen3; what cannot
+    be recorded runs as it is, with a warning. true: an error instead. false: never. A CPU has none."""
     recompute_cache: bool = True
     """With ``rollout.max_staleness``: when weights change, compute the keys and values of running responses with the
     new ones. false keeps those of the old weights: no prefill, but later log-probabilities are those of no version, and
@@ -114,12 +113,12 @@ class Rollout(Section):
     turn_steps: Many = 64
     """Decode steps of an engine of a pool between two looks at it: fewer see ended responses sooner, more cost less."""
     lockstep: bool | None = None
-    """Wait for all engines of a pool after each turn, so that a run is a function of its recipe, whichever engine is
-    the faster and even if one is lost. null: true with ``embedded`` and ``generate``, false with vLLM, which does not
-    repeat itself anyway."""
+    """Wait for all engines of a pool after each turn, so that a run repeats itself, even if an engine is lost. null:
+    true with ``embedded`` and ``generate``, false with vLLM, which does not repeat itself anyway."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """S: generation goes on while the learner works, and no trained token comes from weights more than S versions older
-    than those that its step trains. 0: they take turns. 2 is recommended where they overlap; docs/overlap.md."""
+    than those that its step trains. 0: they take turns. ``dapo check --verbose`` computes the one that fits;
+    docs/overlap.md."""
     overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """With ``max_staleness``: a fixed number of turns of generation while the learner works, for runs that repeat to
     the bit. Engines then pause until the learner is done. null: as many turns as its time allows."""
