@@ -26,11 +26,10 @@ the line, the value, what was expected, and the nearest right name, also for the
 The column *resume* says what may change with `dapo train --resume RUN key=value`: `free` settings at will, `ask`
 settings when the command names them, `fixed` ones never.
 
-Secrets go to what needs them and nowhere else: in the run's files, on the console, in pages and at trackers stands
-`<hidden-secret>`. Secrets are the values under a key such as `hf_token`, `api_key` or `password` in `engine_args` or
-`options`, the credentials and keys in an address, and tokens in the exact form of their service. In `slurm` and
-`environment.run` they are also the values of such variables and options. A path is never one: whatever a folder is
-called, a run that names it is resumed and exported. A resume asks for secrets again:
+Secrets go only to what needs them; the run's files, console, pages and trackers show `<hidden-secret>`. Secrets are
+values under a key such as `hf_token`, `api_key` or `password` in `engine_args` or `options`, credentials and keys in an
+address, and tokens in the exact form of their service; in `slurm` and `environment.run` also the values of such
+variables and options. A path is never one. A resume asks for secrets again:
 `dapo train --resume RUN rollout.vllm.engine_args.hf_token=VALUE`. An environment variable is better.
 
 A section with a key `kind` takes the options of that kind alone: `algorithm.loss: {kind: cispo, cap: 5}`. A kind that
