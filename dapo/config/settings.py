@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic.fields import FieldInfo
 
 from dapo.config.schema import Recipe
@@ -193,6 +192,7 @@ def _choice_words(choices: Iterable[Any]) -> str:
     return "one of " + ", ".join(f"`{choice}`" for choice in choices)
 
 
+_RANGE = {"Gt": " above", "Ge": " from", "Lt": ", below", "Le": " to"}  # by the marks of annotated_types
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -214,14 +214,16 @@ def _describe_one(member: Any, metadata: list[Any]) -> str:
         return "an address (`http://...` or `https://...`, no user or password in it: `api_key_variable` names a key)"
     if patterns:
         return "`package.module:function`" if ":" in patterns[0] else "a name"
-    return _WORDS[member] + _bounds(metadata)
+    return _WORDS[member] + _bounds(member, metadata)
 
 
-def _bounds(metadata: list[Any]) -> str:
-    signs = {annotated_types.Gt: (">", "gt"), annotated_types.Ge: (">=", "ge")}
-    signs |= {annotated_types.Lt: ("<", "lt"), annotated_types.Le: ("<=", "le")}
-    found = [f"{signs[type(m)][0]} {_bound(getattr(m, signs[type(m)][1]))}" for m in metadata if type(m) in signs]
-    return " " + " and ".join(found) if found else ""
+def _bounds(member: Any, metadata: list[Any]) -> str:
+    """Return the range of a number in words; a whole number above 0 is one from 1."""
+    found = {name: getattr(mark, name.lower()) for mark in metadata if (name := type(mark).__name__) in _RANGE}
+    if member is int and "Gt" in found:
+        found = {"Ge": found.pop("Gt") + 1, **found}
+    words = _RANGE if "Ge" in found else _RANGE | {"Le": ", at most"}
+    return "".join(f"{words[name]} {_bound(bound)}" for name, bound in found.items())
 
 
 def _bound(value: float) -> str:

@@ -14,8 +14,8 @@ from dapo.importing.contents import SourceFile
 
 _FORMS: dict[str, Callable[[Any], Any]] = {  # by the words for what a setting accepts
     "true or false": bool,
-    "a whole number > 0": int,
-    "a whole number >= 0": lambda number: max(0, int(number)),
+    "a whole number from 1 ": int,
+    "a whole number from 0 ": lambda number: max(0, int(number)),
     "a whole number": int,
     "a number": float,
 }
@@ -179,7 +179,7 @@ class Reading:
             self.choose(ours, self.text(*keys, default=default or ""), {word: word for word in setting.choices}, note)
         elif form == "true or false":
             self.take(ours, self.flag(*keys, default=default or False), note=note)
-        elif form == "a whole number > 0":
+        elif form == "a whole number from 1 ":
             self.take(ours, self.count(*keys, default=default or 1), note=note)
         elif form:
             self.take(ours, self.need(*keys, default=default or 0), _FORMS[form], note)

@@ -146,7 +146,7 @@ def _learner() -> Iterator[Metric]:
 
 def _validation() -> Iterator[Metric]:
     for prefix, of, all_of in (
-        ("validation/", ", mean over the validation sets", ", of all validation sets"),
+        ("validation/", ", mean over the sets", ", of all sets"),
         ("validation/<set>/", ", on that set", ", of that set"),
     ):
         yield Metric(
@@ -232,9 +232,9 @@ BESIDE = (ENGINES_BUSY, LEARNER_BUSY)
 
 def _clock() -> Iterator[Metric]:
     for name, phase in PHASES.items():
-        yield Metric(f"time/{name}", SECONDS, f"Seconds of this step {phase.spent}.", "lower", clock=True)
+        yield Metric(f"time/{name}", SECONDS, f"Seconds {phase.spent}.", "lower", clock=True)
     yield Metric(
-        "time/step", SECONDS, "Wall-clock seconds of this step, evaluation and saving included.", "lower", clock=True
+        "time/step", SECONDS, "Wall-clock seconds of the step, evaluation and saving included.", "lower", clock=True
     )
     yield Metric("time/tokens_per_second", "tokens/s", "Generated tokens / seconds in generate.", "higher", clock=True)
     yield Metric(
@@ -248,7 +248,7 @@ def _clock() -> Iterator[Metric]:
         yield Metric(
             f"time/{who}_idle",
             SECONDS,
-            f"Seconds of this step in which the {who} {does}. No phase: both may work at once.",
+            f"Seconds in which the {who} {does}. No phase: both may work at once.",
             "lower",
             clock=True,
         )
@@ -268,7 +268,7 @@ def _clock() -> Iterator[Metric]:
         yield Metric(
             f"memory/peak_cuda_mib/{name}",
             "MiB",
-            f"Of it from the beginning of {name} to the next of {', '.join(COMPUTING)}.",
+            f"`memory/peak_cuda_mib` from the beginning of {name} to the next such phase.",
             "lower",
             clock=True,
         )

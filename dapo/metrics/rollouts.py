@@ -33,9 +33,7 @@ def group_metrics() -> Iterator[Metric]:
         yield Metric(f"groups/{verdict}", COUNT, f"Groups judged in this step that {meaning}.")
     for verdict, meaning in _VERDICTS.items():
         better: Better = "higher" if verdict is Verdict.KEPT else None
-        yield Metric(
-            f"groups/{verdict}_share", SHARE, f"Share of the groups judged in this step that {meaning}.", better
-        )
+        yield Metric(f"groups/{verdict}_share", SHARE, f"Share of judged groups that {meaning}.", better)
     for disposition, meaning in _DISPOSITIONS.items():
         yield Metric(f"groups/{disposition}", COUNT, f"Groups {meaning}.")
     yield Metric("groups/waiting", COUNT, "Kept groups held for a later step when this one ended.")
@@ -107,7 +105,7 @@ def cost_metrics() -> Iterator[Metric]:
         yield Metric(
             f"cost/{fate}_seconds",
             SECONDS,
-            f"Seconds in generate, score and judge of this step x {fate} tokens / generated tokens of this step.",
+            f"Seconds in generate, score and judge x {fate} tokens / generated tokens.",
             "lower",
             clock=True,
         )
@@ -115,7 +113,7 @@ def cost_metrics() -> Iterator[Metric]:
 
 
 def environment_metrics() -> Iterator[Metric]:
-    groups = "of the groups judged in this step"
+    groups = "of judged groups"
     yield Metric("environment/turns_mean", COUNT, f"Mean turns of the model in an episode, {groups}.")
     yield Metric("environment/turns_max", COUNT, f"Most turns of the model in an episode, {groups}.")
     yield Metric("environment/calls", COUNT, f"Tools that the model called, {groups}.")
@@ -224,15 +222,11 @@ def reward_metrics() -> Iterator[Metric]:
 
 
 def source_metrics() -> Iterator[Metric]:
-    of = "of that training source's groups judged in this step, where there are several sources"
-    yield Metric("source/<set>/groups", COUNT, f"Number {of}.")
-    yield Metric("source/<set>/accuracy", SHARE, f"Mean accuracy of the scored responses {of}.", "higher")
-    for verdict, meaning in (
-        (Verdict.KEPT, "were kept"),
-        (Verdict.ALL_CORRECT, "are all correct"),
-        (Verdict.ALL_WRONG, "are all wrong"),
-    ):
-        yield Metric(f"source/<set>/{verdict}_share", SHARE, f"Share that {meaning}, {of}.")
+    of = "that training source's judged groups, with several sources"
+    yield Metric("source/<set>/groups", COUNT, f"Number of {of}.")
+    yield Metric("source/<set>/accuracy", SHARE, f"Mean accuracy of scored responses in {of}.", "higher")
+    for verdict in (Verdict.KEPT, Verdict.ALL_CORRECT, Verdict.ALL_WRONG):
+        yield Metric(f"source/<set>/{verdict}_share", SHARE, f"Share {verdict.replace('_', ' ')} of {of}.")
     yield Metric("source/<set>/level", COUNT, "Level of that procedural source when the step ends, from 1.")
 
 
@@ -283,7 +277,7 @@ def _lengths() -> Iterator[Metric]:
             yield Metric(
                 f"response/length_{group}{name}",
                 TOKENS,
-                f"{text} length of the {of}responses finished in this step, stop token included.",
+                f"{text} length of {of}finished responses, stop token included.",
             )
     yield Metric("response/length_trained_mean", TOKENS, "Mean length of the responses trained in this step.")
 

@@ -172,20 +172,20 @@ def _gaps() -> Iterator[TokenMetric]:
         lambda tokens: tokens.corrected,
         "lower",
     )
-    cut = "With `top_p` or `top_k` it contains the probability mass that sampling left out."
     for suffix, of, chosen in (
         ("", "over tokens with loss", None),
         ("_current", "over tokens with loss made by the current weights", lambda tokens: tokens.current),
         ("_older", "over tokens with loss made by older weights", lambda tokens: ~tokens.current),
     ):
-        mean = f"Mean |learner - sampler| log-probability {of}. {cut}"
+        cut = "" if suffix else " With `top_p` or `top_k` it contains the probability mass that sampling left out."
+        mean = f"Mean |learner - sampler| log-probability {of}.{cut}"
         yield _entry(f"gap_mean{suffix}", NATS, mean, _gap(abs, chosen), "lower")
-        divergence = f"K3 estimate of KL(sampler, learner) {of}. {cut}"
+        divergence = f"K3 estimate of KL(sampler, learner) {of}.{cut}"
         yield _entry(f"gap_kl{suffix}", NATS, divergence, _gap(k3, chosen), "lower")
         yield _entry(
             f"gap_max{suffix}",
             NATS,
-            f"Largest |learner - sampler| log-probability {of}. {cut}",
+            f"Largest |learner - sampler| log-probability {of}.{cut}",
             _gap(abs, chosen),
             "lower",
             "max",

@@ -1,4 +1,4 @@
-"""The page of settings, made from the schema; its own first lines have the command."""
+"""Page of settings, made from the schema: ``python tests/helpers/configuration_page.py > docs/configuration.md``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dapo.config.settings import REQUIRED, Setting, settings
 
 _HEAD = """# Configuration reference
 
-Every setting of a recipe, generated from `dapo/config/schema` by `python tests/helpers/configuration_page.py`.
+Every setting of a recipe.
 
 Settings are laid on top of each other: the preset, then the recipe file, then `key=value` on the command line
 (`algorithm.clip.high=0.3`). Sections are merged key by key; a list replaces the list below it. On the command line a
@@ -25,11 +25,10 @@ the line, the value, what was expected, and the nearest right name, also for the
 The column *resume* says what may change with `dapo train --resume RUN key=value`: `free` settings at will, `ask`
 settings when the command names them, `fixed` ones never.
 
-Secrets go to what needs them and nowhere else: in the run's files, on the console, in pages and at trackers stands
-`<hidden-secret>`. Secrets are the values under a key such as `hf_token`, `api_key` or `password` in `engine_args` or
-`options`, the credentials and keys in an address, and tokens in the exact form of their service. In `slurm` and
-`environment.run` they are also the values of such variables and options. A path is never one: whatever a folder is
-called, a run that names it is resumed and exported. A resume asks for secrets again:
+Secrets go only to what needs them; the run's files, console, pages and trackers show `<hidden-secret>`. Secrets are
+values under a key such as `hf_token`, `api_key` or `password` in `engine_args` or `options`, credentials and keys in an
+address, and tokens in the exact form of their service; in `slurm` and `environment.run` also the values of such
+variables and options. A path is never one. A resume asks for secrets again:
 `dapo train --resume RUN rollout.vllm.engine_args.hf_token=VALUE`. An environment variable is better.
 
 A section with a key `kind` takes the options of that kind alone: `algorithm.loss: {kind: cispo, cap: 5}`. A kind that
@@ -44,13 +43,19 @@ def reference() -> str:
     """Return the whole page."""
     lines = [_HEAD, "## Presets", "", *_presets()]
     sections = [s for s in settings().values() if s.section]
+    tables: dict[str, list[str]] = {}
     top = [s for s in settings().values() if not s.section and "." not in s.path]
     lines += ["", "## The recipe", "", *_table(top)]
     for section in sections:
         inside = section.path + (".N" if section.expected.startswith("a list") else "")
         fields = [s for s in settings().values() if s.path.rpartition(".")[0] == inside and not s.section]
         if fields:
-            lines += ["", f"## `{inside}`", "", _cell(section.doc), "", *_table(fields)]
+            lines += ["", f"## `{inside}`", "", _cell(section.doc), ""]
+            table = list(_table(fields))
+            same = next((title for title, before in tables.items() if set(table) <= set(before)), None)
+            names = ", ".join(f"`{s.name}`" for s in fields)
+            lines += [f"The keys {names} are those of `{same}`."] if same else table
+            tables[inside] = table
     return "\n".join(lines) + "\n"
 
 
@@ -72,32 +77,21 @@ def _cell(text: str) -> str:
 
 
 def _presets() -> Iterator[str]:
-    """One row for each setting that any preset changes."""
+    """Yield one row for each preset: the settings in which it differs from the schema's defaults."""
     smallest: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": [{"path": "d"}]}}
-    presets: dict[str, Recipe] = {}
-    changed: set[str] = set()
+    yield "`preset: NAME` is where a recipe starts. `dapo` is the default: the column *default* below has its values."
+    yield ""
+    yield "| preset | what it changes |"
+    yield "| --- | --- |"
     for name in PRESETS:
         # compared with the schema's defaults, by naming the preset whose settings are empty
         own = {**smallest, **preset_settings(name), "preset": "dapo"}
         own["model"] = {**smallest["model"], **preset_settings(name).get("model", {})}
-        presets[name] = Recipe.model_validate(own)
-        changed |= difference_from_preset(presets[name]).keys()
-    yield "`preset: NAME` is where a recipe starts; `dapo` is the default, and the column *default* below is its value."
-    yield "An empty cell: the preset's kind has no such option."
-    yield ""
-    yield "| setting | " + " | ".join(PRESETS) + " |"
-    yield "| --- |" + " --- |" * len(PRESETS)
-    for path in (s for s in settings() if s in changed):
-        yield f"| `{path}` | " + " | ".join(_effective(recipe, path) for recipe in presets.values()) + " |"
-
-
-def _effective(recipe: Recipe, path: str) -> str:
-    value: Any = recipe
-    for part in path.split("."):
-        if not hasattr(value, part):  # an option of another kind
-            return ""
-        value = getattr(value, part)
-    return f"`{brief(value)}`"
+        changed = difference_from_preset(Recipe.model_validate(own))
+        # null: an option that the preset's kind does not have
+        shown = [f"`{path}: {brief(now)}`" for path, (_, now) in changed.items() if now is not None]
+        if shown:
+            yield f"| `{name}` | {', '.join(shown)} |"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dapo.config.peer_names import PEER_METRICS, PeerMetric
-from dapo.metrics.glossary import AREAS
+from dapo.metrics.glossary import AREAS, GLOSSARY
 from dapo.metrics.metric import Metric
 
 PAGE = Path("docs/metrics.md")
@@ -13,12 +13,12 @@ PAGE = Path("docs/metrics.md")
 _HEAD = """\
 # Metrics
 
-Every number of `RUN/metrics.jsonl`: one JSON object a line, one line a training step. `null` stands for a number that
-was not finite. A key is missing where it was not measured (validation between evaluations, the mean length of correct
-responses when there is none). `dapo explain kept` finds the key behind any word that a run prints.
-Made from `dapo/metrics/glossary.py` by `python tests/helpers/metrics_page.py`.
+Every number of `RUN/metrics.jsonl`: one JSON object a line, one line a training step. A number is of its step unless
+its meaning says otherwise. `null` was not finite. A key is missing where it was not measured: validation between
+evaluations, the mean length of correct responses when there is none. `dapo explain WORD` knows every word that a run
+prints. Each key `validation/...` also exists for each set: `validation/<set>/...`.
 
-`<set>` is the name of a validation set, `<name>` of a reward, `<reason>` why a response is unscored, `<k>` a number of
+`<set>` is the name of a data set, `<name>` of a reward, `<reason>` why a response is unscored, `<k>` a number of
 samples, `<age>` one of versions. ↑ marks numbers that are better when higher, ↓ when lower; ◷ marks times, memory and
 work done again, which differ between two runs that are otherwise equal to the bit.
 """
@@ -27,8 +27,8 @@ _ELSEWHERE = """
 
 P and G are prompts of a step and responses of a prompt. `dapo explain NAME` knows these names too.
 
-| name | of | here |
-| --- | --- | --- |
+| elsewhere | here |
+| --- | --- |
 """
 
 
@@ -36,10 +36,14 @@ def render() -> str:
     """Return the page as Markdown."""
     parts = [_HEAD]
     for title, lines in AREAS.items():
-        parts.append(f"\n## {title}\n\n| key | unit | | meaning |\n| --- | --- | --- | --- |\n")
-        parts.extend(_row(metric) for metric in lines())
+        parts.append(f"\n## {title}\n\n| key | unit | meaning |\n| --- | --- | --- |\n")
+        # a number that another line has over all sets is left out
+        parts.extend(_row(m) for m in lines() if "<set>" not in m.key or m.key.replace("<set>/", "") not in GLOSSARY)
     parts.append(_ELSEWHERE)
-    parts.extend(f"| `{m.key}` | {', '.join(m.who)} | {_here(m)} |\n" for m in PEER_METRICS)
+    names: dict[str, list[str]] = {}
+    for metric in PEER_METRICS:
+        names.setdefault(_here(metric), []).append(f"`{metric.key}` ({', '.join(metric.who)})")
+    parts.extend(f"| {', '.join(theirs)} | {here} |\n" for here, theirs in names.items())
     return "".join(parts)
 
 
@@ -52,9 +56,9 @@ def _here(metric: PeerMetric) -> str:
 
 
 def _row(metric: Metric) -> str:
-    marks = {"higher": "↑", "lower": "↓", None: ""}[metric.better] + ("◷" if metric.clock else "")
+    marks = {"higher": " ↑", "lower": " ↓", None: ""}[metric.better] + (" ◷" if metric.clock else "")
     meaning = metric.meaning.replace("|", "\\|")  # a bar would end the table's cell
-    return f"| `{metric.key}` | {metric.unit} | {marks} | {meaning} |\n"
+    return f"| `{metric.key}` | {metric.unit}{marks} | {meaning} |\n"
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class Recipe(Section):
     ] = "dapo"
     """Named starting point; what the file sets lies on top."""
     run: RunSection = RunSection()
-    """Where the run lives."""
+    """The run's folder, seed and processes."""
     model: Model
     """What is trained."""
     data: Data
@@ -140,11 +140,11 @@ class Recipe(Section):
     sft: Sft = Sft()
     """A supervised start (``dapo sft``)."""
     checkpoint: Checkpoint = Checkpoint()
-    """Saving."""
+    """Saved states of the run."""
     logging: Logging = Logging()
     """What is recorded."""
     launch: Launch = Launch()
-    """Where the run's parts live."""
+    """Where the run's processes are."""
     cluster: Cluster = Cluster()
     """Parts of a run in processes of their own."""
     slurm: Slurm = Slurm()

@@ -27,7 +27,7 @@ class Replace(Section):
 
 class Cap(Section, resume="free"):
     groups: Annotated[float, Field(ge=1, le=1e6)] | None = 20.0
-    """Groups that a step may dispatch, in multiples of P. None: no cap (a warning says so)."""
+    """Groups that a step may dispatch, in multiples of P. null: no cap (a warning says so)."""
     tokens: Positive | None = None
     """After so many generated tokens a step dispatches nothing more; begun responses are finished."""
     then: Literal["stop", "train_partial", "fill"] = "stop"
@@ -94,7 +94,7 @@ class DynamicSampling(Section):
     """Keep only groups whose mean metric lies in [low, high]."""
     oversample: Annotated[float, Field(ge=1, le=1000)] | None = None
     """Groups dispatched per missing group, in rounds: at the start of a step, and then only when nothing is under way.
-    None: 1 / measured acceptance rate, and each rejected group is replaced at once."""
+    null: 1 / measured acceptance rate, and each rejected group is replaced at once."""
     lookahead: Annotated[float, Field(ge=0, le=100)] = 0.5
     """Work for the next step that is started early, in multiples of what a step needs, so that slots do not idle while
     the last responses end. Only with ``surplus`` and ``unfinished`` at ``carry``. Fewer decode steps, older tokens."""
@@ -110,7 +110,7 @@ class DynamicSampling(Section):
     """At the age limit: ``wait`` for what is held (drops nothing; at most P x (max_age + 1) groups are held at once),
     or ``drop`` it."""
     verdict_lag: Whole | None = None
-    """Engine steps after the last response of a group ended at which its verdict takes effect; None: 0 where every
+    """Engine steps after the last response of a group ended at which its verdict takes effect; null: 0 where every
     reward is quick (`exact`, `regex`, what runs in the driver), 16 otherwise. Without effect where
     ``rollout.max_staleness`` is above 0 and ``rollout.overlap_turns`` null: a verdict takes effect when it is there."""
     replace: Replace = Replace()
@@ -125,9 +125,9 @@ class OverlongPunishment(Section):
     enabled: bool = True
     """Soft overlong punishment (eq. 13), added after the keep decision."""
     max_length: Positive | None = None
-    """Lmax; None: ``rollout.max_response_tokens``."""
+    """Lmax; null: ``rollout.max_response_tokens``."""
     cache_length: Positive | None = None
-    """Lcache: the penalty grows from Lmax - Lcache; None: Lmax / 5."""
+    """Lcache: the penalty grows from Lmax - Lcache; null: Lmax / 5."""
     factor: Factor = 1.0
     """Multiplies the penalty."""
 
@@ -147,7 +147,7 @@ class RewardScaling(Section):
 
 class ReferenceSection(Section, resume="fixed"):
     refresh_every: Positive | None = None
-    """Training steps after which the reference becomes the present policy; None: it stays the model of the start."""
+    """Training steps after which the reference becomes the present policy; null: it stays the model of the start."""
     offload: Annotated[bool, FREE] = False
     """Keep the reference's weights in the CPU's memory between passes."""
 
@@ -172,7 +172,7 @@ class TeacherSection(Section):
 
 class EntropyControlSection(Section):
     target: Above | None = None
-    """Mean entropy of the tokens with loss to adapt the coefficient to, nats; None: it is fixed. The bonus acts only in
+    """Mean entropy of the tokens with loss to adapt the coefficient to, nats; null: it is fixed. The bonus acts only in
     steps after one below the target (a penalty, with ``min`` below 0, only after one above)."""
     delta: Above = 0.005
     """What the coefficient moves by after each training step: up below the target, down above it."""
@@ -201,7 +201,7 @@ class AlgorithmSection(Section):
     overlong_filtering: bool = True
     """Truncated responses carry no loss and do not vote."""
     truncated_vote: bool | None = None
-    """Truncated responses count in mean, std and keep decision; None: unless ``overlong_filtering``."""
+    """Truncated responses count in mean, std and keep decision; null: unless ``overlong_filtering``."""
     truncated_factor: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Multiplies the scaled rewards of truncated responses, where those vote (NeMo RL's
     ``stop_properly_penalty_coef``)."""

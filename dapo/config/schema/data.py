@@ -49,7 +49,7 @@ class DataSource(Section, resume="fixed"):
 
 class TrainSource(DataSource, resume="fixed"):
     weight: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Share of the training prompts, relative to the other sources'; all of them have one, or none. None: all problems
+    """Share of the training prompts, relative to the other sources'; all of them have one, or none. null: all problems
     are one pool, so that each source has the share of its size."""
     levels: list[dict[str, Any]] = Field(default_factory=list)
     """Of a procedural training task: options of each level on top of ``options``, the easiest first. The level follows
@@ -67,9 +67,9 @@ class Curriculum(Section):
 
 class Shot(Section, resume="fixed"):
     problem: str
-    """As a record has it; ``instruction`` follows it as it follows every problem."""
+    """As a record has it; ``instruction`` follows it."""
     response: str
-    """The whole response, as the model is to write its own."""
+    """The whole response, in the form that the model should copy."""
 
 
 class ThinkingSection(Section):
@@ -82,9 +82,9 @@ class ThinkingSection(Section):
     """Tag that ends it."""
     budget: Tokens | None = None
     """Thinking that is not closed after so many tokens of the response (of an episode: of each turn) is ended by
-    ``end``. None: it may fill the whole response."""
+    ``end``. null: it may fill the whole response."""
     end: str | None = None
-    """Text that ends such a thinking, closing tag included; None: the tag between empty lines. Its tokens were not
+    """Text that ends such a thinking, closing tag included; null: the tag between empty lines. Its tokens were not
     sampled, and carry no loss."""
 
 
@@ -92,8 +92,8 @@ class Data(Section, resume="fixed"):
     train: list[TrainSource] = Field(min_length=1)
     """Where training problems come from."""
     validation: list[DataSource] = Field(default_factory=list)
-    """Held-out sets. Problems that are also in the training data are taken out of training, counted, and
-    shown with both texts. Two texts are one problem if their letters, digits and signs of arithmetic are."""
+    """Held-out sets. Problems that are also in the training data are taken out of training, counted, and shown with
+    both texts. Texts of 20 letters and more are compared without blanks, case and punctuation."""
     stream: Hook | None = None
     """Your own order of the training prompts, ``package.module:Class``, called with the run's context
     (docs/extending.md). ``shuffle``, ``epochs``, ``curriculum`` and the weights of sources are then not read."""
@@ -105,8 +105,8 @@ class Data(Section, resume="fixed"):
     prompt_template: str | None = None
     """Text with ``{problem}`` in it."""
     chat_template: str | None = None
-    """A chat template of your own instead of the tokenizer's: its text (Jinja), or a file that holds it, which is read
-    once, when the recipe is. ``dapo export`` writes it into the model's folder."""
+    """A chat template of your own instead of the tokenizer's: its text (Jinja), or a file that holds it. ``dapo
+    export`` writes it into the model's folder."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What else the chat template reads, by name, such as ``{enable_thinking: false}``."""
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -127,11 +127,11 @@ class Data(Section, resume="fixed"):
     max_prompt_tokens: Tokens = 1024
     """Limit of a prompt."""
     overlong_prompts: Literal["drop", "refuse"] = "drop"
-    """Prompts over the limit are dropped (counted and said) or refused. Never cut."""
+    """Drop (and count) or refuse prompts over the limit. Never cut."""
     shuffle: bool = True
     """A new order each epoch, from the run's seed."""
     epochs: Annotated[Positive | None, FREE] = None
-    """Passes over the data; None: endless."""
+    """Passes over the data; null: endless."""
 
 
 class Reward(Section):
@@ -160,11 +160,11 @@ class Reward(Section):
     reads: Literal["answer", "response", "turn", "episode"] | None = None
     """With ``data.thinking``: what follows the thinking (``answer``), or the whole response (for a pattern that looks
     at the tags). With an environment: the model's last turn (``turn``), or all that the model wrote (``episode``).
-    None: answer or turn; a ``function`` gets both, ``completion.final_text`` and ``completion.text``."""
+    null: answer or turn; a ``function`` gets both, ``completion.final_text`` and ``completion.text``."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the weighted sum that is the reward (``algorithm.reward_scaling`` must hold it). 0: recorded only."""
     sources: list[str] | None = None
-    """Data sources it applies to; None: all."""
+    """Data sources it applies to; null: all."""
     timeout: Annotated[Seconds | None, FREE] = None
     """Seconds for one response, after which it is unscored; null: 10. For ``code`` seconds that a program may take for
     all its tests, after which it is wrong; null: 5. For ``service`` seconds for one request; null: 60."""
@@ -196,10 +196,10 @@ class Reward(Section):
     concurrency: Annotated[Parallel, FREE] = 8
     """For ``service``: requests under way at a time."""
     retries: Annotated[int, Field(ge=0, le=100), FREE] = 3
-    """For ``service``: so often a request is sent again that the service answered with an error or with nonsense. A
-    service that is away (connections, timeouts, 429, 502, 503, 504) is asked again until ``outage_limit``."""
+    """For ``service``: how often a request is sent again after an error or nonsense. A service that is away
+    (connections, timeouts, 429, 502, 503, 504) is asked again until ``outage_limit``."""
     outage_limit: Annotated[float, Field(ge=0, le=86_400), FREE] = 600.0
-    """For ``service``: seconds that a service which is away is waited for; then its questions are unscored."""
+    """For ``service``: seconds to wait for a service that is away; then its questions are unscored."""
     api_key_variable: Annotated[Variable | None, FREE] = None
     """For ``service``: environment variable with the key, sent as a bearer token. It is written nowhere."""
 
@@ -243,9 +243,9 @@ class SftSource(Section, resume="fixed"):
 
 class Sft(Section):
     train: Annotated[list[SftSource], FIXED] = Field(default_factory=list)
-    """What is imitated; what answers a held-out problem of ``data.validation`` is taken out. A prompt becomes what
-    ``data`` says of problems (chat template, instruction, examples), so that training by reward goes on with the same
-    prompts; messages are taken as they stand."""
+    """Examples to imitate; those that answer a held-out problem of ``data.validation`` are taken out. A prompt is
+    written as ``data`` says of problems (chat template, instruction, examples), so that training by reward goes on with
+    the same prompts; messages are taken as they are."""
     validation: Annotated[list[SftSource], FIXED] = Field(default_factory=list)
     """Held-out records: ``validation/loss`` is measured on them."""
     epochs: Annotated[Positive, FREE] = 1
@@ -265,8 +265,7 @@ class Sft(Section):
     max_tokens: Annotated[Tokens, FIXED] = 4096
     """Limit of a prompt with its response."""
     overlong: Annotated[Literal["drop", "refuse"], FIXED] = "drop"
-    """Records over the limit are dropped (counted and said) or refused. Never cut: a response without its end teaches
-    not to end."""
+    """Drop (and count) or refuse records over the limit. Never cut: a response without its end teaches not to end."""
     loss_on: Annotated[Literal["all", "last"], FIXED] = "all"
     """Of a conversation: every turn of the assistant's carries loss, or only the last one."""
     every: Annotated[Whole, FREE] = 50

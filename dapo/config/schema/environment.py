@@ -13,7 +13,7 @@ class EnvironmentSection(Section):
     kind: Annotated[Literal["tools", "agent", "verifiers", "openenv"] | Hook | None, FIXED] = None
     """``tools``: an episode goes on while the model calls ``tools``. ``agent``: a program that asks the model over an
     endpoint (docs/agents.md). ``package.module:name``: a generator function or class of yours, SkyRL-Gym's or TRL's.
-    ``verifiers``: the environment ``id`` of that library. ``openenv`` is refused, with the way to such a server. None:
+    ``verifiers``: the environment ``id`` of that library. ``openenv`` is refused, with the way to such a server. null:
     a response has one turn. docs/environments.md and docs/howto_environments.md show all of them."""
     id: Annotated[str | None, FIXED] = None
     """With ``verifiers``: a module or an installed package that has ``load_environment(**args)``."""
@@ -37,9 +37,9 @@ class EnvironmentSection(Section):
     turn_limit: Literal["scored", "truncated"] = "scored"
     """An episode at ``max_turns``: scored as it is, or truncated, as a response that is too long."""
     max_turn_tokens: Tokens | None = None
-    """Tokens of one turn of the model. None: what is left of the episode (``rollout.max_response_tokens``)."""
+    """Tokens of one turn of the model. null: what is left of the episode (``rollout.max_response_tokens``)."""
     long_turn: Literal["replied", "truncated"] = "replied"
-    """A turn at ``max_turn_tokens``: the environment replies to what there is, or the episode is truncated."""
+    """At ``max_turn_tokens``: the environment replies to what there is, or the episode is truncated."""
     max_reply_tokens: Tokens = 512
     """Tokens of a reply's contents."""
     long_reply: Literal["cut", "error"] = "cut"
@@ -52,10 +52,10 @@ class EnvironmentSection(Section):
     timeout: Annotated[Seconds, FREE] = 30.0
     """Seconds for one call of the environment."""
     workers: Annotated[Parallel | None, FREE] = None
-    """Processes for environments. None: as ``run.reward_workers``. On a Ray cluster each is an actor, and None without
+    """Processes for environments. null: as ``run.reward_workers``. On a Ray cluster each is an actor, and None without
     ``run.reward_workers`` is one for each engine."""
     memory_mib: Annotated[Annotated[int, Field(ge=256, le=1 << 30)] | None, FREE] = 4096
-    """Memory limit of each such process in MiB (Linux only); None: none."""
+    """Memory limit of each such process in MiB (Linux only); null: none."""
     rows: Annotated[Literal["append", "turns"], FIXED] = "append"
     """``append``: an episode is one row; the chat template must keep earlier turns. ``turns``: a row for each turn of
     the model, after the conversation as the template writes it then. Their tokens grow with the square of the turns."""

@@ -47,7 +47,7 @@ class Constant(Section):
 
     kind: Literal["constant"] = "constant"
     length: Positive | None = None
-    """The fixed length; None: ``rollout.max_response_tokens``."""
+    """The fixed length; null: ``rollout.max_response_tokens``."""
 
 
 class MicroBatchMean(Section):
@@ -145,7 +145,7 @@ class Cispo(LossKind):
     cap: Above = 5.0
     """Absolute upper bound of the ratio."""
     floor: Factor | None = None
-    """Lower bound of the ratio; None: none."""
+    """Lower bound of the ratio; null: none."""
 
     def contradictions(self, clip: Clip) -> Iterator[tuple[str, str]]:
         if (self.floor or 0) >= self.cap:
@@ -355,7 +355,7 @@ class MaskSequence(Mask):
 
     kind: Literal["mask_sequence"] = "mask_sequence"
     token_cap: Above | None = 2.0
-    """Upper bound of a token's ratio in a response that passes; None: untruncated."""
+    """Upper bound of a token's ratio in a response that passes; null: untruncated."""
 
 
 class MaskOffPolicy(CorrectionKind):

