@@ -182,12 +182,9 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
 def _ask_teachers(recipe: Recipe, tokenizer: Any, longest: int, sections: Sections) -> list[str]:
     """Add what the servers of teachers say of themselves, and return why one cannot be asked."""
     from dapo.engines.vllm_teacher import TeacherAway
-    from dapo.run.engines import missing_key
     from dapo.run.served import served_teachers
 
     said: list[str] = []
-    if missing_key(recipe):
-        return []  # said by `lacking`
     try:
         with served_teachers(recipe, tokenizer, longest, said.append, patience=_TEACHER_SECONDS):
             sections.add("teachers, asked", said)

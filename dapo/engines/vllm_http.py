@@ -159,7 +159,7 @@ def not_vllm(address: str, path: str, answer: Any, expected: str, setting: str =
     """Return a message for an answer with status 200 that cannot be vLLM's."""
     return (
         f"the server at {address} answered {path} with {words(answer)!r}; expected {expected}, as vLLM 0.32 or newer "
-        "does: see that `{setting}` names the vLLM server itself, not a page or a proxy in front of it, and "
+        f"does: see that `{setting}` names the vLLM server itself, not a page or a proxy in front of it, and "
         "that its version is known here"
     )
 

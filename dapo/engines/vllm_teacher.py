@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ _AT_ONCE = 64  # requests at the server; the rest wait here
 _MOST_ERRORS = 5  # of the server over one request: it will fail over it always
 _PIECE = 8192  # token ids of which the text is asked at once
 _MOST = 1 + 1e-3  # that probabilities of different tokens add up to
-T = TypeVar("T")
 
 
 class TeacherAway(EngineError):
@@ -57,7 +56,7 @@ class ServedTeacher:
         self._wire, self._patience = Wire(address, api_key), patience
         self._outage = Outage(self._wire.address, patience, "algorithm.teacher.patience")
         self._heard, self._background = time.monotonic(), Background("teacher")
-        self.model = ""
+        self._call, self.model = self._background.call, ""
         try:
             models = self._call(self._ask("GET", _MODELS))
             self.context = context_of(self._wire, models, "algorithm.teacher")
@@ -116,9 +115,6 @@ class ServedTeacher:
             self._call(self._wire.close())
             self._background.stop()
 
-    def _call(self, work: Coroutine[Any, Any, T], look: Callable[[], None] | None = None) -> T:
-        return self._background.call(work, look)
-
     # ------------------------------------------------------------------ the other thread
 
     async def _judge_all(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
@@ -138,8 +134,13 @@ class ServedTeacher:
             answer = await self._ask("POST", _JUDGE, body, len(ids))
         try:
             return _numbers(answer, ids)[len(row.prompt_ids) :]
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            said = f"a log-probability of each of {len(ids)} tokens ({type(error).__name__}: {error})"
+        except ValueError as error:
+            raise EngineError(
+                f"algorithm.teacher: the vLLM server at {self._wire.address} gave no log-probability of each of "
+                f"{len(ids)} tokens: {error}; its log may say why, and docs/distillation.md how to start it"
+            ) from error
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            said = f"prompt_logprobs of {len(ids)} tokens ({type(error).__name__}: {error})"
             raise EngineError(not_vllm(self._wire.address, _JUDGE, answer, said, "algorithm.teacher")) from error
 
     async def _differing(self, tokenizer: Any, size: int) -> str | None:
@@ -162,9 +163,10 @@ class ServedTeacher:
         return f"the student's tokenizer has {size:,} tokens, the teacher's also {more[:40]!r}" if more else None
 
     async def _same(self, tokenizer: Any, ids: Sequence[int]) -> bool:
-        """Whether ids have the student's text, however spaces before punctuation are shown."""
-        shown = {tokenizer.decode(list(ids), clean_up_tokenization_spaces=cleaned) for cleaned in (False, True)}
-        return await self._text(ids) in shown
+        """Whether ids have the student's text in both orders, however spaces before punctuation are shown."""
+        both = [*ids, *reversed(ids)]  # in one, "ab" and "c" would be the text of "a" and "bc"
+        shown = {tokenizer.decode(both, clean_up_tokenization_spaces=cleaned) for cleaned in (False, True)}
+        return await self._text(both) in shown
 
     async def _text(self, ids: Sequence[int]) -> str:
         answer = await self._ask("POST", _TEXT, {"model": self.model, "tokens": list(ids)}, len(ids))
@@ -181,13 +183,18 @@ class ServedTeacher:
             except Unreachable as error:
                 said = str(error)
             else:
-                self._heard = time.monotonic()
                 if status == 200:
+                    self._heard = time.monotonic()
                     self._outage.over()
                     return answer
                 said = f"{path} answered {status}: {words(answer)}"
                 if status < 500 and status not in LATER:
-                    raise EngineError(self._refused(said, status))
+                    key = " Give its key in the variable that algorithm.teacher.api_key_variable names."
+                    raise EngineError(
+                        f"algorithm.teacher: the vLLM server at {self._wire.address} refused a request: {said}. "
+                        f"Expected vLLM as docs/distillation.md starts it, serving {self.model!r}."
+                        + (key if status == 401 else "")
+                    )
                 errors += status not in LATER
             if errors > _MOST_ERRORS or not await self._outage.wait(said):
                 raise TeacherAway(
@@ -195,14 +202,6 @@ class ServedTeacher:
                     f"say why. See that it runs, correct the address, or raise algorithm.teacher.patience (now "
                     f"{self._patience:g} s)"
                 )
-
-    def _refused(self, said: str, status: int) -> str:
-        moves = {
-            401: "give its key in the environment variable that algorithm.teacher.api_key_variable names",
-            404: f"expected vLLM as `vllm serve MODEL` starts it, with its tokenizer, and the model {self.model!r}",
-        }
-        move = moves.get(status, "see its log, and start it as docs/distillation.md says")
-        return f"algorithm.teacher: the vLLM server at {self._wire.address} refused a request: {said}; {move}"
 
 
 def _numbers(answer: Any, ids: Sequence[int]) -> FloatArray:
@@ -217,8 +216,8 @@ def _numbers(answer: Any, ids: Sequence[int]) -> FloatArray:
     found = np.full(len(ids), np.nan, dtype=np.float32)
     for place, (entry, token) in enumerate(zip(entries[1:], ids[1:], strict=True), start=1):
         if sum(math.exp(min(float(one["logprob"]), 1.0)) for one in entry.values()) > _MOST:
-            raise ValueError(f"probabilities above 1 at position {place}, as with --logprobs-mode raw_logits")
+            raise ValueError(f"at position {place} probabilities are above 1, as with --logprobs-mode raw_logits")
         found[place] = entry[str(token)]["logprob"]
     if np.isnan(found[1:]).any():
-        raise ValueError("the model's logits are not finite")
+        raise ValueError("some are nan, as of a model whose logits are not finite")
     return found

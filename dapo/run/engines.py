@@ -276,14 +276,11 @@ def stop_strings(recipe: Recipe, facts: ModelFacts) -> StopStrings | None:
 
 
 def missing_key(recipe: Recipe) -> str | None:
-    """Return a message if the environment lacks the key of engines or teachers on servers; None: it has them, or none
-    is needed."""
-    engines = recipe.rollout.server.api_key_variable if Deployment(recipe).urls else None
-    sections = {"rollout.server": engines, "algorithm.teacher": recipe.algorithm.teacher.api_key_variable}
-    for section, variable in sections.items():
-        if variable is not None and variable not in os.environ:
-            return f"{section}.api_key_variable names {variable}, which is not set in the environment: export it first"
-    return None
+    """Return a message if the environment lacks the key of the servers; None: it has the key, or none is needed."""
+    variable = recipe.rollout.server.api_key_variable
+    if variable is None or not Deployment(recipe).urls or variable in os.environ:
+        return None
+    return f"rollout.server.api_key_variable names {variable}, which is not set in the environment: export it first"
 
 
 def _api_key(recipe: Recipe) -> str | None:

@@ -86,8 +86,8 @@ def other_vocabulary(recipe: Recipe, path: str, differing: str) -> ModelError:
     """Return the error of a teacher with other tokens; ``differing`` says which."""
     return ModelError(
         f"algorithm.teacher: {path} has another vocabulary than the student {recipe.model.path}, so it cannot "
-        f"judge the student's tokens: {differing}. Take a teacher of the student's family, whose tokenizer gives every token the "
-        "same id"
+        f"judge the student's tokens: {differing}. Take a teacher of the student's family, whose tokenizer gives every "
+        "token the same id"
     )
 
 
