@@ -20,29 +20,18 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-TEACHER = (
-    f"--max-model-len {LONGEST} --max-num-seqs 64 --enable-prefix-caching "
-    "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --gpu-memory-utilization 0.1 --block-size 32 "
-    "--no-enable-chunked-prefill --max-num-batched-tokens 4096"
-).split()
+_PLAIN = (
+    f"--max-model-len {LONGEST} --max-num-seqs 64 --enable-prefix-caching --enforce-eager --dtype float32 "
+    "--kv-cache-memory-bytes 134217728 --gpu-memory-utilization 0.1 --block-size 32 --no-enable-chunked-prefill "
+    "--max-num-batched-tokens 4096"
+)
+TEACHER = _PLAIN.split()
 """As docs/distillation.md starts one, on a CPU."""
-ARGUMENTS = [
-    *TEACHER,
-    *[
-        "--enable-scale-out",
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--worker-extension-cls",
-        "dapo.engines.vllm.WeightWorker",
-        "--scheduling-policy",
-        "priority",
-        "--no-async-scheduling",
-        "--generation-config",
-        "vllm",
-        "--skip-tokenizer-init",
-        "--enable-prompt-tokens-details",
-    ],
-]
+ARGUMENTS = (
+    f"{_PLAIN} --enable-scale-out --logprobs-mode processed_logprobs --scheduling-policy priority "
+    "--no-async-scheduling --worker-extension-cls dapo.engines.vllm.WeightWorker --generation-config vllm "
+    "--skip-tokenizer-init --enable-prompt-tokens-details"
+).split()
 
 
 PATIENCE = 900.0  # seconds that a server may need to start: a minute and a half here, alone
