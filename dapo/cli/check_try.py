@@ -244,11 +244,14 @@ def _generate(session: Session[RewardParts], count: int) -> list[Group]:
 
 def _learn(session: Session[RewardParts], learner: Learner, groups: Sequence[Group]) -> None:
     """Run a training step at rate 0: its time is a step's, and the weights stay."""
-    from dapo.loop.reinforcement import answers
     from dapo.run.algorithm import make_algorithm
 
     algorithm, batch = make_algorithm(session.recipe), StepBatch(0, list(groups), list(groups))
-    logprobs = answers(algorithm.asks(batch), learner, session.parts.teachers)
+    teachers = session.parts.teachers
+    logprobs = {
+        of: teachers[of].logprobs(rows) if of in teachers else learner.logprobs(rows, of).result()
+        for of, rows in algorithm.asks(batch).items()
+    }
     learner.learn(algorithm.plan(batch, logprobs, version=0, rate=lambda number: 0.0)).result()
 
 

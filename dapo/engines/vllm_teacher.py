@@ -165,8 +165,8 @@ class ServedTeacher:
     async def _same(self, tokenizer: Any, ids: Sequence[int]) -> bool:
         """Whether ids have the student's text in both orders, however spaces before punctuation are shown."""
         both = [*ids, *reversed(ids)]  # in one, "ab" and "c" would be the text of "a" and "bc"
-        shown = {tokenizer.decode(both, clean_up_tokenization_spaces=cleaned) for cleaned in (False, True)}
-        return await self._text(both) in shown
+        text = tokenizer.decode(both)
+        return await self._text(both) in (text, tokenizer.clean_up_tokenization(text))
 
     async def _text(self, ids: Sequence[int]) -> str:
         answer = await self._ask("POST", _TEXT, {"model": self.model, "tokens": list(ids)}, len(ids))
@@ -199,8 +199,8 @@ class ServedTeacher:
             if errors > _MOST_ERRORS or not await self._outage.wait(said):
                 raise TeacherAway(
                     f"algorithm.teacher: the vLLM server at {self._wire.address} gave no answer ({said}); its log may "
-                    f"say why. See that it runs, correct the address, or raise algorithm.teacher.patience (now "
-                    f"{self._patience:g} s)"
+                    "say why. See that it runs, correct the address, or raise algorithm.teacher.patience if a run "
+                    "shall wait for longer. A run that had begun goes on with `dapo train --resume RUN`"
                 )
 
 

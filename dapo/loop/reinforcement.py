@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dapo.algorithms.algorithm import Algorithm
@@ -18,7 +18,7 @@ from dapo.loop.sampling.collector import StreamingCollector
 from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.metrics.stats import values
-from dapo.types.batch import FloatArray, Learned, LearnStep, Metrics, Of, StepBatch, TokenRow
+from dapo.types.batch import Learned, LearnStep, Metrics, Of, StepBatch
 from dapo.types.codec import fill, to_tree
 from dapo.types.enums import Disposition
 from dapo.types.evaluation import EvaluationResult
@@ -89,8 +89,11 @@ class Reinforcement:
             self.engine.sleep()
         logprobs = {}
         if asked := self.algorithm.asks(batch):
-            with self.phases("learn"), self.idle.learner():
-                logprobs = answers(asked, self.learner, self.teachers, self.collector.rollouts.look)
+            elsewhere, look = {of: asked.pop(of) for of in self.teachers if of in asked}, self.collector.rollouts.look
+            with self.phases("learn"):
+                with self.idle.learner():
+                    logprobs = {of: self.learner.logprobs(rows, of).result() for of, rows in asked.items()}
+                logprobs |= {of: self.teachers[of].logprobs(rows, look) for of, rows in elsewhere.items()}
         with self.phases("shape"):
             return self.algorithm.plan(
                 batch, logprobs, version=version, rate=rate, traced=self.recorder.traced(batch.finished)
@@ -175,19 +178,6 @@ class Reinforcement:
         self.collector.load(state["collector"])
         fill(self.check_sync.healthy, state["sync_check"])
         self.algorithm.load(state["algorithm"])
-
-
-def answers(
-    asked: Mapping[Of, Sequence[TokenRow]],
-    learner: Learner,
-    teachers: Mapping[Of, Judge],
-    look: Callable[[], None] | None = None,
-) -> dict[Of, list[FloatArray]]:
-    """Return the log-probabilities of rows by whom they were asked of; see ``Judge`` for ``look``."""
-    return {
-        of: teachers[of].logprobs(rows, look) if of in teachers else learner.logprobs(rows, of).result()
-        for of, rows in asked.items()
-    }
 
 
 class Notices:

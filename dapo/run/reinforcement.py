@@ -18,6 +18,7 @@ from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines
 from dapo.data.stream import EpochStream, content
 from dapo.data.unknown import unknown_in_prompts
+from dapo.engines.vllm_teacher import ServedTeacher
 from dapo.errors import RecipeError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
@@ -260,6 +261,9 @@ def reward_session(
             for note in playing.notes:
                 console.warn(note)
         data = _prepared(recipe, on_disk, tokenizer, console, training, playing)
+        longest, served = longest_sequence(recipe, data), dict[Of, ServedTeacher]()
+        if training:
+            served = undo.enter_context(served_teachers(recipe, tokenizer, longest, console.say))
         context = Context(recipe, tokenizer, data.train, folder)
         if given.scorer is not None:
             scorer = make_scorer_of(given.scorer, context)
@@ -280,12 +284,7 @@ def reward_session(
             teacher_models(recipe, console)
         exchange = make_exchange(recipe, deployment, facts, folder, places)
         undo.callback(exchange.close)
-        context = replace(
-            context, facts=facts, loaded=loaded, longest=longest_sequence(recipe, data), weights=exchange.folder
-        )
-        served: Mapping[Of, Judge] = {}
-        if training:
-            served = undo.enter_context(served_teachers(recipe, tokenizer, context.longest, console.say))
+        context = replace(context, facts=facts, loaded=loaded, longest=longest, weights=exchange.folder)
         if given.engine is not None:
             engine = make_engine_of(given.engine, context)
         else:

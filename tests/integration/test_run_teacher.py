@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,20 +196,41 @@ def test_sigterm_while_the_server_is_silent_loses_nothing(folder, server, monkey
     whole = train(folder, *ALONE, f"{PATH}={server.address}", "trainer.steps=3")
     monkeypatch.setattr("dapo.engines.vllm_teacher.ANSWER", 0.05)
     monkeypatch.setattr("dapo.http._LOOK_SECONDS", 0.02)
-    first, server.asked = len(server.asked), []
+    first, server.asked, once, speaks = len(server.asked), [], threading.Lock(), threading.Event()
 
     def silent(entries):
-        if len(server.asked) == first // 2:
-            server.delay = 60.0
-            os.kill(os.getpid(), signal.SIGTERM)
+        if len(server.asked) >= first // 2:
+            if once.acquire(blocking=False):
+                os.kill(os.getpid(), signal.SIGTERM)
+            speaks.wait(60)
         return entries
 
     server.change = silent
-    done = dapo("train", "recipe.yaml", *ALONE, f"{PATH}={server.address}", "trainer.steps=3", "run.if_exists=backup",
-                cwd=folder, expect=None)  # fmt: skip
-    assert len(rows_of(folder / "run")) < 3, done.stdout + done.stderr
-    server.kill()
-    server.change, server.delay = (lambda entries: entries), 0.0
+    served = (f"{PATH}={server.address}", "trainer.steps=3", "run.if_exists=backup")
+    done = dapo("train", "recipe.yaml", *ALONE, *served, cwd=folder, expect=None)
+    assert len(rows_of(folder / "run")) == 1, done.stdout + done.stderr
+    server.change = lambda entries: entries
+    speaks.set()
+    dapo("train", "--resume", "run", cwd=folder)
+    for one, other in zip(whole, rows_of(folder / "run"), strict=True):
+        assert without_seconds(other) == pytest.approx(without_seconds(one), rel=1e-6, nan_ok=True)
+
+
+def test_a_server_that_is_gone_for_good_ends_the_run_and_a_resume_goes_on(folder, server):
+    whole = train(folder, *ALONE, f"{PATH}={server.address}", "trainer.steps=3")
+    first, server.asked, once = len(server.asked), [], threading.Lock()
+
+    def die(entries):
+        if len(server.asked) >= first // 2 and once.acquire(blocking=False):
+            server.kill()
+        return entries
+
+    server.change = die
+    away = (f"{PATH}={server.address}", "algorithm.teacher.patience=0.5", "trainer.steps=3", "run.if_exists=backup")
+    done = dapo("train", "recipe.yaml", *ALONE, *away, cwd=folder, expect=1)
+    assert f"the vLLM server at {server.address} gave no answer" in done.stderr
+    assert len(rows_of(folder / "run")) == 1
+    server.change = lambda entries: entries
     server.start()
     dapo("train", "--resume", "run", cwd=folder)
     for one, other in zip(whole, rows_of(folder / "run"), strict=True):
