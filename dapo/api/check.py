@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Answer to what a run would do, need and write. Printed, it has every line of ``dapo check --verbose``.
+    """Answer to what a run would do, need and write. Printed: the verdict, and what ``dapo check --verbose`` says.
 
     Attributes:
         sections: lines by title: ``data``, ``rewards, tried``, ``arithmetic``, ``memory, estimated``, ``files``...
@@ -46,18 +46,22 @@ class Report:
         """Return whether the recipe has no doubts. ``not_here`` says whether this machine can run it now."""
         return not self.doubts
 
+    @property
+    def verdict(self) -> str:
+        """Whether the recipe is good, and whether this machine can run it, in a sentence or two."""
+        said = "The recipe has doubts: look at them before you train." if self.doubts else "The recipe is good."
+        if self.not_here:
+            return f"This machine cannot run the recipe as it is now. {'' if self.good else said}".strip()
+        return said
+
     def __str__(self) -> str:
-        return "\n\n".join(
-            "\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in self.sections.items()
-        )
+        parts = ["\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in self.sections.items()]
+        return "\n\n".join([self.verdict, *parts])
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the verdict, what to look at in full, and the other sections folded."""
-        said = "The recipe has doubts: look at them before you train." if self.doubts else "The recipe is good."
-        if self.not_here:
-            said = f"This machine cannot run the recipe as it is now. {'' if self.good else said}".strip()
         unfolded = (GRAVE, DOUBTS, NOT_HERE_TITLE)
-        parts = [f"<p><b>{said}</b></p>"]
+        parts = [f"<p><b>{self.verdict}</b></p>"]
         for title in sorted(self.sections, key=lambda title: title not in unfolded):
             lines, opened = escape("\n".join(self.sections[title])), " open" * (title in unfolded)
             parts.append(f"<details{opened}><summary>{escape(title)}</summary><pre>{lines}</pre></details>")

@@ -75,3 +75,5 @@ def test_a_report_shows_itself_and_is_good_whatever_this_machine_lacks():
     assert not doubtful.good
     assert not Report({"settle this before you start": ("it takes 9 days",)}).good
     assert "has doubts" in doubtful._repr_html_()
+    assert str(doubtful).startswith(doubtful.verdict)
+    assert "has doubts" in doubtful.verdict
