@@ -134,14 +134,12 @@ class ServedTeacher:
             answer = await self._ask("POST", _JUDGE, body, len(ids))
         try:
             return _numbers(answer, ids)[len(row.prompt_ids) :]
-        except ValueError as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise EngineError(
                 f"algorithm.teacher: the vLLM server at {self._wire.address} gave no log-probability of each of "
-                f"{len(ids)} tokens: {error}; its log may say why, and docs/distillation.md how to start it"
+                f"{len(ids)} tokens ({type(error).__name__}: {error}), but {words(answer)!r}; its log may say why, and "
+                "docs/distillation.md how to start it"
             ) from error
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            said = f"prompt_logprobs of {len(ids)} tokens ({type(error).__name__}: {error})"
-            raise EngineError(not_vllm(self._wire.address, _JUDGE, answer, said, "algorithm.teacher")) from error
 
     async def _differing(self, tokenizer: Any, size: int) -> str | None:
         """Return the first of the student's tokens that is another one there, or what the server has beyond them."""
