@@ -49,7 +49,7 @@ from dapo.words import counted, in_a_row
 if TYPE_CHECKING:
     from dapo.data import PreparedData
 
-_TEACHER_SECONDS = 10.0  # for each answer of a teacher's server; a run waits for algorithm.teacher.patience
+_TEACHER_SECONDS = 30.0  # for an answer of a teacher's server; a run waits for algorithm.teacher.patience
 
 
 def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> None:
@@ -186,7 +186,7 @@ def _ask_teachers(recipe: Recipe, tokenizer: Any, longest: int, sections: Sectio
 
     said: list[str] = []
     try:
-        with served_teachers(recipe, tokenizer, longest, said.append, patience=_TEACHER_SECONDS):
+        with served_teachers(recipe, tokenizer, longest, said.append, most=_TEACHER_SECONDS):
             sections.add("teachers, asked", said)
     except TeacherAway as error:
         return [str(error)]

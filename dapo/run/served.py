@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from dapo.types.batch import TEACHER, Of
 
 @contextmanager
 def served_teachers(
-    recipe: Recipe, tokenizer: Any, longest: int, say: Say, *, patience: float | None = None
+    recipe: Recipe, tokenizer: Any, longest: int, say: Say, *, most: float = math.inf
 ) -> Iterator[dict[Of, ServedTeacher]]:
     """Connect to the teachers on servers, once each can judge the student's tokens.
 
@@ -26,7 +27,7 @@ def served_teachers(
         tokenizer: the student's.
         longest: tokens of prompt and response together that the run may ask for.
         say: hears which models the servers have.
-        patience: seconds to wait for a server; None: the recipe's.
+        most: seconds to wait for a server, where the recipe has more.
 
     Raises:
         RecipeError: the variable that shall hold the servers' key does not.
@@ -37,7 +38,8 @@ def served_teachers(
     with ExitStack() as closing:
         found = dict[Of, ServedTeacher]()
         for path in dict.fromkeys(path for path in teachers(recipe).values() if on_server(path)):
-            one = ServedTeacher(path, patience=patience or recipe.algorithm.teacher.patience, api_key=_key(recipe))
+            patience = min(most, recipe.algorithm.teacher.patience)
+            one = ServedTeacher(path, patience=patience, api_key=_key(recipe))
             closing.callback(one.close)
             if differing := one.check(tokenizer, longest):
                 raise other_vocabulary(recipe, path, differing)

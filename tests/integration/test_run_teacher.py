@@ -252,7 +252,8 @@ def refused(folder: Path, *overrides: str) -> str:
     [
         (("algorithm.teacher.path=./nowhere",), "algorithm.teacher.path './nowhere' is not a folder here"),
         ((f"{PATH}=http://localhost:8001/v1",), "expected a vLLM server as http://HOST:PORT"),
-        ((f"{PATH}=http://me:hidden@localhost:8001",), "without a path, a user or a password"),
+        ((f"{PATH}=http://me:s3cr3t@localhost:8001",), "without a path, a user or a password"),
+        (("algorithm.teacher.by_source={signed_sum: 'http://me:s3cr3t@localhost:8001'}",), "a user or a password"),
         ((f"{PATH}=http://localhost:99999",), "expected a vLLM server as http://HOST:PORT"),
         ((f"{PATH}=s3://bucket/model",), "expected a vLLM server as http://HOST:PORT"),
         ((f"{PATH}=http://localhost:8001", "rollout.temperature=0.7"), "rollout.temperature is 0.7: set that to 1"),
@@ -282,7 +283,9 @@ def refused(folder: Path, *overrides: str) -> str:
     ],
 )
 def test_what_cannot_teach_is_refused_before_work_starts(folder, overrides, said):
-    assert said in refused(folder, *overrides)
+    shown = refused(folder, *overrides)
+    assert said in shown
+    assert "s3cr3t" not in shown
 
 
 def test_another_vocabulary_is_refused_with_what_differs(folder):
