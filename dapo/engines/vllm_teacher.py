@@ -197,8 +197,8 @@ class ServedTeacher:
             if errors > _MOST_ERRORS or not await self._outage.wait(said):
                 raise TeacherAway(
                     f"algorithm.teacher: the vLLM server at {self._wire.address} gave no answer ({said}); its log may "
-                    "say why. See that it runs, correct the address, or raise algorithm.teacher.patience if a run "
-                    "shall wait for longer. A run that had begun goes on with `dapo train --resume RUN`"
+                    "say why. See that it runs, correct the address, or raise algorithm.teacher.patience if it needs "
+                    "longer. A run that had begun goes on with `dapo train --resume RUN`"
                 )
 
 
