@@ -10,6 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -20,6 +21,7 @@ _SAID = 300  # characters of an error's body that a message shows
 _SECRET = 6  # characters from which on a value of a query may be a key
 _NO_COMPRESSION = "which was not asked for; turn compression off at the server or at the proxy before it"
 _CONNECT_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
 _BODY_SECONDS = 60.0  # for the body of an answer that was waited for without a limit
 _T = TypeVar("_T")
 
@@ -191,10 +193,12 @@ class Background:
         """Whether ``stop`` was called."""
         return self._loop.is_closed()
 
-    def call(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine in the thread and wait for what it returns."""
+    def call(self, work: Coroutine[Any, Any, _T], look: Callable[[], None] | None = None) -> _T:
+        """Run a coroutine in the thread and wait for what it returns; ``look`` is called every second and may raise."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            while look is not None and not wait([future], _LOOK_SECONDS).done:
+                look()
             return future.result()
         except BaseException:
             future.cancel()

@@ -445,6 +445,8 @@ class TeacherSettings(TypedDict, total=False):
     coefficient: float
     estimator: Literal["k1", "k2", "k3"]
     offload: bool
+    patience: float
+    api_key_variable: str | None
 
 class EntropyControlSettings(TypedDict, total=False):
     target: float | None

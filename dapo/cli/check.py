@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dapo.cli.check_hooks import import_hooks, try_hooks
 from dapo.cli.check_machine import (
@@ -35,7 +35,7 @@ from dapo.cli.check_screen import DOUBTS, GRAVE, HERE, LEFT_OUT, NOT_HERE_TITLE,
 from dapo.cli.check_sft import look_at_examples
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
-from dapo.config.check_teacher import taught_alone, teachers
+from dapo.config.check_teacher import on_server, taught_alone, teachers
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.config.faults import brief
@@ -48,6 +48,8 @@ from dapo.words import counted, in_a_row
 
 if TYPE_CHECKING:
     from dapo.data import PreparedData
+
+_TEACHER_SECONDS = 30.0  # for an answer of a teacher's server; a run waits for algorithm.teacher.patience
 
 
 def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> None:
@@ -139,7 +141,9 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
             playing.close()
     for each, of_each in ((recipe, facts), *judges):
         check_fits(each, of_each, data)
-    unasked = check_engine_fits(recipe, facts, tokenizer, longest_sequence(recipe, data))
+    longest = longest_sequence(recipe, data)
+    unasked = check_engine_fits(recipe, facts, tokenizer, longest)
+    away = _ask_teachers(recipe, tokenizer, longest, sections)
     add("data", data.report.lines(), shown=lambda line: not line.startswith("overlap"))
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)
@@ -152,6 +156,7 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
     trial.refuse()
     deployment, prompts = deployment_of(recipe), _prompts(recipe, data)
     needs, fit = look_at_machine(recipe, facts, prompts)
+    fit.refusals.extend(away)
     add(LEFT_OUT, [*unasked, *_elsewhere(recipe, deployment)])
     shown_for = recipe if _for_gpus(recipe, needs, fit) else on_cpu(recipe)
     small = facts.parameters < LARGE and deployment.ranks == 1
@@ -172,6 +177,20 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
     beside = deployment.overlaps or not small
     add("generation beside learning", overlap_lines(recipe), shown=lambda line: beside)
     return Looked(facts, fit, prompts.held_out, trial.forms)
+
+
+def _ask_teachers(recipe: Recipe, tokenizer: Any, longest: int, sections: Sections) -> list[str]:
+    """Add what the servers of teachers say of themselves, and return why one cannot be asked."""
+    from dapo.engines.vllm_teacher import TeacherAway
+    from dapo.run.served import served_teachers
+
+    said: list[str] = []
+    try:
+        with served_teachers(recipe, tokenizer, longest, said.append, most=_TEACHER_SECONDS):
+            sections.add("teachers, asked", said)
+    except TeacherAway as error:
+        return [str(error)]
+    return []
 
 
 def look_at_machine(recipe: Recipe, facts: ModelFacts, prompts: Prompts) -> tuple[Needs | None, Fit]:
@@ -392,11 +411,12 @@ def _terms(recipe: Recipe) -> Iterator[str]:
     for source, path in teachers(recipe).items():
         of_sources.setdefault(path, []).append(source)
     for path, sources in of_sources.items():
+        work = "one request a response and step" if on_server(path) else "one forward pass of the teacher a step"
         what = "an advantage of each token" if a.teacher.term == "advantage" else f"{a.teacher.estimator}, in the loss"
         beside = "alone: no reward has a weight" if taught_alone(recipe) else "beside the rewards"
         yield (
-            f"teacher of {', '.join(sources)}: {path}, as {what}, coefficient {a.teacher.coefficient:g}, {beside}; one "
-            "forward pass of the teacher a step"
+            f"teacher of {', '.join(sources)}: {path}, as {what}, coefficient {a.teacher.coefficient:g}, {beside}; "
+            f"{work}"
         )
     control = a.entropy_control
     if control.target is not None:

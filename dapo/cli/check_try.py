@@ -248,7 +248,11 @@ def _learn(session: Session[RewardParts], learner: Learner, groups: Sequence[Gro
     from dapo.run.algorithm import make_algorithm
 
     algorithm, batch = make_algorithm(session.recipe), StepBatch(0, list(groups), list(groups))
-    logprobs = {of: learner.logprobs(rows, of).result() for of, rows in algorithm.asks(batch).items()}
+    teachers = session.parts.teachers
+    logprobs = {
+        of: teachers[of].logprobs(rows) if of in teachers else learner.logprobs(rows, of).result()
+        for of, rows in algorithm.asks(batch).items()
+    }
     learner.learn(algorithm.plan(batch, logprobs, version=0, rate=lambda number: 0.0)).result()
 
 

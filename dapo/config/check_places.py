@@ -7,7 +7,7 @@ import re
 from dapo.config.deployment import Deployment
 from dapo.config.faults import Broken
 from dapo.config.schema import Recipe
-from dapo.config.section import MOST_MANY
+from dapo.config.section import BARE, MOST_MANY, is_bare
 from dapo.words import divisors
 
 
@@ -19,12 +19,9 @@ def _engines(r: Recipe) -> Broken:
         running = "the address of a running server, such as http://localhost:8000; docs/vllm_server.md starts one"
         yield "rollout.server.url", f"engine: vllm_server needs {running}"
     for n, url in enumerate(given):
-        if not re.fullmatch(r"https?://[^/?#@]+/?", url):
-            yield (
-                f"rollout.server.url.{n}" if isinstance(urls, list) else "rollout.server.url",
-                "expected http://HOST:PORT or https://HOST:PORT, without a path, a user or a password; a key is given "
-                "by the name of an environment variable, rollout.server.api_key_variable",
-            )
+        if not is_bare(url):
+            key = f"rollout.server.url.{n}" if isinstance(urls, list) else "rollout.server.url"
+            yield key, f"expected {BARE}, rollout.server.api_key_variable"
     if len({url.rstrip("/") for url in given}) < len(given):
         yield "rollout.server.url", "names a server twice; one server is one engine"
     if found.engine == "vllm_server" and rollout.engines not in (1, max(1, len(given))):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from dapo.config.check_data import source_name
 from dapo.config.faults import Broken
 from dapo.config.schema import Recipe
+from dapo.config.section import BARE, is_bare
 
 _TEACHER = "algorithm.teacher"
 
@@ -16,6 +19,11 @@ def teachers(r: Recipe) -> dict[str, str]:
         return {}
     paths = {name: given.by_source.get(name, given.path) for name in map(source_name, r.data.train)}
     return {name: path for name, path in paths.items() if path is not None}
+
+
+def on_server(path: str) -> bool:
+    """Whether a teacher's path is the address of a server."""
+    return "://" in path
 
 
 def taught_alone(r: Recipe) -> bool:
@@ -34,18 +42,16 @@ def check_teacher(r: Recipe) -> Broken:
     if not named:
         if not r.rewards and r.scorer is None and r.run.stage != "sft":
             yield "rewards", "is empty, and there is no teacher (algorithm.teacher.path): nothing would train. Give one"
-        changed = [name for name in ("term", "coefficient", "estimator", "offload") if name in given.model_fields_set]
-        if changed and any(getattr(given, name) != type(given).model_fields[name].default for name in changed):
+        changed = given.model_fields_set - {"path", "by_source"}
+        if any(getattr(given, name) != type(given).model_fields[name].default for name in changed):
             yield f"{_TEACHER}.path", "names no teacher, so the section's other settings do nothing; give a model"
         return
     for key, paths in (("path", [given.path or "-"]), ("by_source", list(given.by_source.values()))):
-        if any("://" in path for path in paths):
-            yield (
-                f"{_TEACHER}.{key}",
-                "names a server; the learner loads teachers: give a folder or hub name",
-            )
-        elif not all(path.strip() for path in paths):
-            yield f"{_TEACHER}.{key}", "names no model; give a folder, a GGUF file or a hub name"
+        for path in filter(on_server, paths):
+            yield from _on_server(r, f"{_TEACHER}.{key}", path)
+        if not all(path.strip() for path in paths):
+            move = "give a folder, a GGUF file, a hub name or the address of a vLLM server"
+            yield f"{_TEACHER}.{key}", f"names no model; {move}"
     if not given.coefficient:
         yield f"{_TEACHER}.coefficient", "is 0, so the teacher has no effect; take the section out, or raise it"
         return
@@ -55,6 +61,30 @@ def check_teacher(r: Recipe) -> Broken:
         yield from _as_advantage(r)
     if taught_alone(r):
         yield from _alone(r)
+
+
+def _on_server(r: Recipe, key: str, path: str) -> Broken:
+    if not is_bare(path):
+        yield key, f"expected a vLLM server as {BARE}, {_TEACHER}.api_key_variable"
+        return
+    urls = r.rollout.server.url or []
+    engines = filter(is_bare, [urls] if isinstance(urls, str) else urls)
+    if r.rollout.engine == "vllm_server" and _place(path) in map(_place, engines):
+        yield key, "is the engine's server (rollout.server.url), which has the student's weights: name another server"
+    if (temperature := r.rollout.temperature) != 1:
+        yield (
+            key,
+            f"a server gives log-probabilities at temperature 1, and rollout.temperature is {temperature:g}: set that "
+            "to 1, or let the learner load the teacher (a folder or hub name)",
+        )
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Return host and port; all names of this machine are one."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return ("localhost" if host in ("127.0.0.1", "::1", "0.0.0.0") else host), port
 
 
 def _as_advantage(r: Recipe) -> Broken:

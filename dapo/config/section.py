@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -53,10 +56,22 @@ Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``package.module:function`` of the user's, with the signature of the built-in one."""
 Address = Annotated[str, Field(pattern=r"^https?://[^\s/@]+(/\S*)?$")]
 """Of a service; without credentials, for which ``api_key_variable`` is."""
+BARE = (
+    "http://HOST:PORT or https://HOST:PORT, without a path, a user or a password; a key is given by the name of an "
+    "environment variable"
+)
+"""What is expected where ``is_bare`` says no."""
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 """Name of an environment variable."""
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 """Two numbers, written as a YAML list."""
+
+
+def is_bare(url: str) -> bool:
+    """Whether an address is that of a server, and nothing more."""
+    with suppress(ValueError):  # of a port that is none
+        return re.fullmatch(r"https?://[^/?#@\s]+/?", url) is not None and urlsplit(url).port != 0
+    return False
 
 
 class Section(BaseModel):

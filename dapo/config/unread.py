@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from dapo.config.check_data import CHAT_ONLY, ENVIRONMENT
-from dapo.config.check_teacher import taught_alone
+from dapo.config.check_teacher import on_server, taught_alone, teachers
 from dapo.config.checks import ratio_against
 from dapo.config.deployment import Deployment
 from dapo.config.faults import Broken
@@ -156,6 +156,10 @@ def _of_training(r: Recipe) -> Readers:
     yield one_sum, ["algorithm.shaping"], f"is not read by {kind}, which sees each reward by itself"
     several = f"needs one reward, and {kind} has several; put the KL into the loss"
     yield one_sum, ["algorithm.kl_in_reward"], several
+    served, teacher = [on_server(path) for path in teachers(r).values()], "algorithm.teacher"
+    yield not served or not all(served), [f"{teacher}.offload"], "has no effect: every teacher is on a server"
+    local = "is only read with a teacher on a server"
+    yield not served or any(served), _below(teacher, "patience api_key_variable"), local
 
 
 _ONE_ENGINE = "there is one engine, in the trainer's process"

@@ -155,11 +155,11 @@ class Wire:
         return status == 200 and isinstance(answer, dict) and bool(answer.get("is_paused"))
 
 
-def not_vllm(address: str, path: str, answer: Any, expected: str) -> str:
+def not_vllm(address: str, path: str, answer: Any, expected: str, setting: str = "rollout.server.url") -> str:
     """Return a message for an answer with status 200 that cannot be vLLM's."""
     return (
         f"the server at {address} answered {path} with {words(answer)!r}; expected {expected}, as vLLM 0.32 or newer "
-        "does: see that `rollout.server.url` names the vLLM server itself, not a page or a proxy in front of it, and "
+        f"does: see that `{setting}` names the vLLM server itself, not a page or a proxy in front of it, and "
         "that its version is known here"
     )
 

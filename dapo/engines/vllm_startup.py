@@ -64,7 +64,7 @@ async def inspect(
     label = await _first_answer(wire, patience)
     patience = max(patience, _FIRST_TOKENS_SECONDS)
     try:
-        context = _context(wire, await wire.must("GET", "/v1/models", timeout=patience))
+        context = context_of(wire, await wire.must("GET", "/v1/models", timeout=patience))
         if context is not None and context < longest:
             raise EngineError(
                 f"the vLLM server at {wire.address} takes {context} tokens of prompt and response together; this run "
@@ -101,7 +101,7 @@ async def _first_answer(wire: Wire, patience: float) -> str:
                 ) from error
 
 
-def _context(wire: Wire, models: Any) -> int | None:
+def context_of(wire: Wire, models: Any, setting: str = "rollout.server.url") -> int | None:
     """Tokens of prompt and response together that the server takes; None: it does not say.
 
     Raises:
@@ -114,7 +114,7 @@ def _context(wire: Wire, models: Any) -> int | None:
     if found is None or (isinstance(found, int) and not isinstance(found, bool) and found > 0):
         return found
     expected = "{'data': [{'id': ..., 'max_model_len': a number}]}"
-    raise EngineError(not_vllm(wire.address, "/v1/models", models, expected))
+    raise EngineError(not_vllm(wire.address, "/v1/models", models, expected, setting))
 
 
 async def _compare_unseen(wire: Wire, config: Mapping[str, Any], patience: float) -> None:

@@ -19,10 +19,11 @@ class Outage:
     Args:
         address: The server's.
         patience: Seconds that it may be away at a time.
+        setting: That says how many.
     """
 
-    def __init__(self, address: str, patience: float) -> None:
-        self._address, self._patience = address, patience
+    def __init__(self, address: str, patience: float, setting: str = "rollout.server.patience") -> None:
+        self._address, self._patience, self._setting = address, patience, setting
         self._start, self._next_line, self._pause = time.monotonic(), 0.0, _FIRST_PAUSE
 
     @property
@@ -41,9 +42,10 @@ class Outage:
         if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + AGAIN
             log.warning(
-                "waiting for the vLLM server at %s, for up to %.0f s more (rollout.server.patience): %s",
+                "waiting for the vLLM server at %s, for up to %.0f s more (%s): %s",
                 self._address,
                 self._left,
+                self._setting,
                 reason,
             )
         await asyncio.sleep(min(self._pause, max(0.0, self._left)))

@@ -18,12 +18,12 @@ from dapo.loop.sampling.collector import StreamingCollector
 from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.metrics.stats import values
-from dapo.types.batch import Learned, LearnStep, Metrics, StepBatch
+from dapo.types.batch import Learned, LearnStep, Metrics, Of, StepBatch
 from dapo.types.codec import fill, to_tree
 from dapo.types.enums import Disposition
 from dapo.types.evaluation import EvaluationResult
 from dapo.types.evidence import Awaited, Clamping, DataEnded, LeftInStep, PoorBatch
-from dapo.types.protocols import EngineGroup, Learner, Recorder
+from dapo.types.protocols import EngineGroup, Judge, Learner, Recorder
 
 
 class Reinforcement:
@@ -38,6 +38,7 @@ class Reinforcement:
         recorder: gets poor batches and evaluations.
         phases: measures how long each part takes.
         overlap: engines work while the learner does; None: they wait for it.
+        teachers: that the learner does not hold.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Reinforcement:
         recorder: Recorder,
         phases: Phases,
         overlap: Overlap | None = None,
+        teachers: Mapping[Of, Judge] | None = None,
     ) -> None:
+        self.teachers = teachers or {}
         self.collector, self.learner, self.engine = collector, learner, collector.engine
         self.algorithm, self.evaluator, self.check_sync = algorithm, evaluator, check_sync
         self.recorder, self.phases, self.overlap = recorder, phases, overlap
@@ -86,8 +89,11 @@ class Reinforcement:
             self.engine.sleep()
         logprobs = {}
         if asked := self.algorithm.asks(batch):
-            with self.phases("learn"), self.idle.learner():
-                logprobs = {of: self.learner.logprobs(rows, of).result() for of, rows in asked.items()}
+            elsewhere, look = {of: asked.pop(of) for of in self.teachers if of in asked}, self.collector.rollouts.look
+            with self.phases("learn"):
+                with self.idle.learner():
+                    logprobs = {of: self.learner.logprobs(rows, of).result() for of, rows in asked.items()}
+                logprobs |= {of: self.teachers[of].logprobs(rows, look) for of, rows in elsewhere.items()}
         with self.phases("shape"):
             return self.algorithm.plan(
                 batch, logprobs, version=version, rate=rate, traced=self.recorder.traced(batch.finished)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines
 from dapo.data.stream import EpochStream, content
 from dapo.data.unknown import unknown_in_prompts
+from dapo.engines.vllm_teacher import ServedTeacher
 from dapo.errors import RecipeError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
@@ -62,13 +63,14 @@ from dapo.run.model import (
 from dapo.run.places import open_places
 from dapo.run.publishing import make_exchange
 from dapo.run.sampling import make_sampling, make_validation_sampling, stop_tokens
+from dapo.run.served import served_teachers
 from dapo.run.session import Session
 from dapo.run.teachers import read_teachers, teacher_models
 from dapo.system import core_count
-from dapo.types.batch import Prompt
+from dapo.types.batch import Of, Prompt
 from dapo.types.evaluation import EvaluationProgress
 from dapo.types.model import ModelFacts
-from dapo.types.protocols import Engine, Learner, PromptStream, Recorder, Scorer
+from dapo.types.protocols import Engine, Judge, Learner, PromptStream, Recorder, Scorer
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16
@@ -106,6 +108,7 @@ class RewardParts:
     rollouts: Rollouts
     context: Context  # of parts that the caller makes
     given: Given = NOTHING_GIVEN
+    teachers: Mapping[Of, Judge] = field(default_factory=dict)  # on servers
 
     @property
     def recipe(self) -> Recipe:
@@ -155,6 +158,7 @@ class RewardParts:
             recorder=recorder,
             phases=phases,
             overlap=Overlap(collector, phases, deployment.overlap_turns) if deployment.overlaps else None,
+            teachers=self.teachers,
         )
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
@@ -257,6 +261,9 @@ def reward_session(
             for note in playing.notes:
                 console.warn(note)
         data = _prepared(recipe, on_disk, tokenizer, console, training, playing)
+        longest, served = longest_sequence(recipe, data), dict[Of, ServedTeacher]()
+        if training:
+            served = undo.enter_context(served_teachers(recipe, tokenizer, longest, console.say))
         context = Context(recipe, tokenizer, data.train, folder)
         if given.scorer is not None:
             scorer = make_scorer_of(given.scorer, context)
@@ -277,9 +284,7 @@ def reward_session(
             teacher_models(recipe, console)
         exchange = make_exchange(recipe, deployment, facts, folder, places)
         undo.callback(exchange.close)
-        context = replace(
-            context, facts=facts, loaded=loaded, longest=longest_sequence(recipe, data), weights=exchange.folder
-        )
+        context = replace(context, facts=facts, loaded=loaded, longest=longest, weights=exchange.folder)
         if given.engine is not None:
             engine = make_engine_of(given.engine, context)
         else:
@@ -289,7 +294,7 @@ def reward_session(
         rollouts = Rollouts(engine, scorer, texts, episodes, names_answers=names_answers(recipe))
         return Session(
             recipe=recipe,
-            parts=RewardParts(deployment, facts, data, rollouts, context, given),
+            parts=RewardParts(deployment, facts, data, rollouts, context, given, served),
             loaded=loaded,
             facts=facts,
             tokenizer=tokenizer if loaded is None else loaded.tokenizer,

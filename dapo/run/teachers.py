@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dapo.config.check_teacher import teachers
+from dapo.config.check_teacher import on_server, teachers
 from dapo.config.schema import Lora, Model, Recipe
 from dapo.errors import ModelError
 from dapo.learner.teacher import Teacher
@@ -18,9 +18,9 @@ Say = Callable[[str], None]
 
 
 def teacher_recipes(recipe: Recipe) -> dict[Of, Recipe]:
-    """Return, for each teacher, the recipe with it in place of the model."""
+    """Return, for each teacher that the learner loads, the recipe with it in place of the model."""
     found = {}
-    for path in dict.fromkeys(teachers(recipe).values()):
+    for path in dict.fromkeys(path for path in teachers(recipe).values() if not on_server(path)):
         frozen = {"path": path, "lora": Lora(), "activation_checkpointing": "none"}
         theirs = recipe.model.model_copy(update=frozen)
         found[f"{TEACHER}{path}"] = recipe.model_copy(update={"model": theirs})
@@ -77,13 +77,18 @@ def read_teachers(recipe: Recipe, tokenizer: Any, say: Say, *, weights: bool = T
             said = str(error).replace("model.path", "algorithm.teacher.path")
             raise type(error)(said if said != str(error) else f"algorithm.teacher: {said}") from error
         if differing := list(_differences(tokenizer.get_vocab(), own.get_vocab())):
-            raise ModelError(
-                f"algorithm.teacher: {path} has another vocabulary than the student {recipe.model.path}, so it cannot "
-                f"judge the student's tokens: {'; '.join(differing)}. Take a teacher of the student's family, whose "
-                "tokenizer gives every token the same id"
-            )
+            raise other_vocabulary(recipe, path, "; ".join(differing))
         found.append((theirs, facts))
     return found
+
+
+def other_vocabulary(recipe: Recipe, path: str, differing: str) -> ModelError:
+    """Return the error of a teacher with other tokens; ``differing`` says which."""
+    return ModelError(
+        f"algorithm.teacher: {path} has another vocabulary than the student {recipe.model.path}, so it cannot "
+        f"judge the student's tokens: {differing}. Take a teacher of the student's family, whose tokenizer gives every "
+        "token the same id"
+    )
 
 
 def _differences(own: Mapping[str, int], theirs: Mapping[str, int]) -> Iterator[str]:

@@ -256,6 +256,16 @@ class Learner(Protocol):
     def close(self) -> None: ...
 
 
+class Judge(Protocol):
+    """Say how likely tokens are that the policy made, from elsewhere than the learner.
+
+    Example: ``dapo.engines.vllm_teacher.ServedTeacher``.
+    """
+
+    def logprobs(self, rows: Sequence[TokenRow], look: Callable[[], None] | None = None) -> list[FloatArray]:
+        """Log-probability of every response token. ``look`` is called while the answer fails to come; it may raise."""
+
+
 class Scorer(Protocol):
     """Score responses, at once or in worker processes. Every submitted key comes back exactly once.
 

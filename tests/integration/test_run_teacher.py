@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +14,29 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_run import dapo, write_recipe
+from teacher_server import TeacherServer
 from test_run_environment import QUICK
 from test_run_environment import recipe as playing
 from test_run_rows_by_turn import SETTINGS
 from test_run_rows_by_turn import recipe as by_turn
 
+from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.metrics import read_metrics, without_clock
 
+PATH = "algorithm.teacher.path"
 ALONE = (
     "preset=distillation",
     "rewards=[]",
     "data.validation=[]",
     "validation.every=0",
-    "algorithm.teacher.path=teacher",
+    f"{PATH}=teacher",
     "learner.learning_rate=2e-3",
 )
+
+
+NONE = [one for one in ALONE if not one.startswith(PATH)]
+SOURCES = "data.train=[{task: signed_sum, name: a, size: 32}, {task: signed_sum, name: b, seed: 3, size: 32}]"
 
 
 def rows_of(run: Path) -> list[dict]:
@@ -97,12 +108,10 @@ def test_engines_apart_and_overlap_judge_tokens_of_older_weights_too(folder):
 
 
 def test_only_sources_with_a_teacher_are_judged(folder):
-    sources = "data.train=[{task: signed_sum, name: a, size: 32}, {task: signed_sum, name: b, seed: 3, size: 32}]"
-    none = [one for one in ALONE if not one.startswith("algorithm.teacher.path")]
-    rows = train(folder, *none, sources, "algorithm.teacher.by_source={a: teacher}", "trainer.steps=2")
+    rows = train(folder, *NONE, SOURCES, "algorithm.teacher.by_source={a: teacher}", "trainer.steps=2")
     assert all(math.isfinite(row["teacher/kl"]) for row in rows)
     both = "algorithm.teacher.by_source={a: teacher, b: model}"
-    again = train(folder, *none, sources, both, "trainer.steps=2")
+    again = train(folder, *NONE, SOURCES, both, "trainer.steps=2")
     assert 0 < abs(again[0]["teacher/kl"]) < abs(rows[0]["teacher/kl"])  # to its own model the student is at 0
 
 
@@ -127,6 +136,107 @@ def test_two_ranks_learn_from_a_teacher(folder):
         assert one[0][key] == pytest.approx(two[0][key], rel=1e-3), key
 
 
+@pytest.fixture
+def server(folder: Path) -> Iterator[TeacherServer]:
+    one = TeacherServer(folder / "teacher")
+    yield one
+    one.kill()
+
+
+def without_seconds(row: dict) -> dict:
+    return {key: value for key, value in without_clock(row).items() if isinstance(value, float)}
+
+
+@pytest.mark.parametrize("term", ["advantage", "loss"])
+def test_a_server_teaches_as_the_same_model_in_the_learner_does(folder, server, term):
+    more = (f"algorithm.teacher.term={term}", "trainer.steps=2")
+    local = train(folder, *ALONE, *more)
+    served = train(folder, *ALONE, *more, f"{PATH}={server.address}")
+    assert len(server.asked) >= 2 * 16
+    for one, other in zip(local, served, strict=True):
+        assert without_seconds(other) == pytest.approx(without_seconds(one), rel=1e-3, abs=1e-5, nan_ok=True)
+    assert server.address in (folder / "run/recipe.resolved.yaml").read_text()
+
+
+def test_one_source_asks_a_server_and_another_the_learner(folder, server):
+    by_source = "algorithm.teacher.by_source={{a: teacher, b: {}}}".format
+    local = train(folder, *NONE, SOURCES, by_source("teacher"), "trainer.steps=2")
+    mixed = train(folder, *NONE, SOURCES, by_source(server.address), "trainer.steps=2")
+    assert 0 < len(server.asked) < 2 * 16 + 1
+    for one, other in zip(local, mixed, strict=True):
+        assert without_seconds(other) == pytest.approx(without_seconds(one), rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_a_server_of_another_vocabulary_is_refused_as_a_folder_is(folder, server):
+    from dapo.models.tiny import SIGNED_SUM_WORDS
+
+    other = make_tiny_model(folder / "other", seed=0, words=[*SIGNED_SUM_WORDS[:-2], "new", SIGNED_SUM_WORDS[-2]])
+    server.loaded = load_model(str(other), device="cpu")
+    said = refused(folder, f"{PATH}={server.address}")
+    assert f"{server.address} has another vocabulary than the student" in said
+    assert "here and 'new' there" in said
+    assert "Take a teacher of the student's family" in said
+
+
+def test_a_context_that_is_too_short_is_refused(folder, server):
+    server.options["context"] = 24
+    assert "takes 24 tokens; this run needs" in refused(folder, f"{PATH}={server.address}")
+
+
+def test_check_asks_the_server_and_counts_no_memory_of_it(folder, server):
+    done = dapo("check", "recipe.yaml", "--verbose", *ALONE, f"{PATH}={server.address}", cwd=folder)
+    said = " ".join(done.stdout.split())
+    assert f"teacher at {server.address}: big, 4,096 tokens a row; its tokens are the student's" in said
+    assert "one request a response and step" in said
+    assert "1 teacher: " not in said
+
+
+def test_sigterm_while_the_server_is_silent_loses_nothing(folder, server, monkeypatch):
+    """The step at hand is sampled anew after the resume, to the same digits."""
+    whole = train(folder, *ALONE, f"{PATH}={server.address}", "trainer.steps=3")
+    monkeypatch.setattr("dapo.engines.vllm_teacher.ANSWER", 0.05)
+    monkeypatch.setattr("dapo.http._LOOK_SECONDS", 0.02)
+    first, server.asked, once, speaks = len(server.asked), [], threading.Lock(), threading.Event()
+
+    def silent(entries):
+        if len(server.asked) >= first // 2:
+            if once.acquire(blocking=False):
+                os.kill(os.getpid(), signal.SIGTERM)
+            speaks.wait(60)
+        return entries
+
+    server.change = silent
+    served = (f"{PATH}={server.address}", "trainer.steps=3", "run.if_exists=backup")
+    done = dapo("train", "recipe.yaml", *ALONE, *served, cwd=folder, expect=None)
+    assert len(rows_of(folder / "run")) == 1, done.stdout + done.stderr
+    server.change = lambda entries: entries
+    speaks.set()
+    dapo("train", "--resume", "run", cwd=folder)
+    for one, other in zip(whole, rows_of(folder / "run"), strict=True):
+        assert without_seconds(other) == pytest.approx(without_seconds(one), rel=1e-6, nan_ok=True)
+
+
+def test_a_server_that_is_gone_for_good_ends_the_run_and_a_resume_goes_on(folder, server):
+    whole = train(folder, *ALONE, f"{PATH}={server.address}", "trainer.steps=3")
+    first, server.asked, once = len(server.asked), [], threading.Lock()
+
+    def die(entries):
+        if len(server.asked) >= first // 2 and once.acquire(blocking=False):
+            server.kill()
+        return entries
+
+    server.change = die
+    away = (f"{PATH}={server.address}", "algorithm.teacher.patience=0.5", "trainer.steps=3", "run.if_exists=backup")
+    done = dapo("train", "recipe.yaml", *ALONE, *away, cwd=folder, expect=1)
+    assert f"the vLLM server at {server.address} gave no answer" in done.stderr
+    assert len(rows_of(folder / "run")) == 1
+    server.change = lambda entries: entries
+    server.start()
+    dapo("train", "--resume", "run", cwd=folder)
+    for one, other in zip(whole, rows_of(folder / "run"), strict=True):
+        assert without_seconds(other) == pytest.approx(without_seconds(one), rel=1e-6, nan_ok=True)
+
+
 def refused(folder: Path, *overrides: str) -> str:
     said = ""
     for command in ("check", "train"):
@@ -141,7 +251,27 @@ def refused(folder: Path, *overrides: str) -> str:
     ("overrides", "said"),
     [
         (("algorithm.teacher.path=./nowhere",), "algorithm.teacher.path './nowhere' is not a folder here"),
-        (("algorithm.teacher.path=http://localhost:8001",), "names a server"),
+        ((f"{PATH}=http://localhost:8001/v1",), "expected a vLLM server as http://HOST:PORT"),
+        ((f"{PATH}=http://me:s3cr3t@localhost:8001",), "without a path, a user or a password"),
+        (("algorithm.teacher.by_source={signed_sum: 'http://me:s3cr3t@localhost:8001'}",), "a user or a password"),
+        ((f"{PATH}=http://localhost:99999",), "expected a vLLM server as http://HOST:PORT"),
+        ((f"{PATH}=s3://bucket/model",), "expected a vLLM server as http://HOST:PORT"),
+        ((f"{PATH}=http://localhost:8001", "rollout.temperature=0.7"), "rollout.temperature is 0.7: set that to 1"),
+        (
+            (
+                f"{PATH}=http://LOCALHOST:8001/",
+                "rollout.engine=vllm_server",
+                "rollout.server.url=http://127.0.0.1:8001",
+            ),
+            "is the engine's server",
+        ),
+        ((f"{PATH}=http://localhost:8001", "algorithm.teacher.offload=true"), "every teacher is on a server"),
+        ((f"{PATH}=teacher", "algorithm.teacher.patience=5"), "is only read with a teacher on a server"),
+        ((f"{PATH}=http://localhost:8001", "algorithm.teacher.api_key_variable=NO_SUCH_KEY"), "NO_SUCH_KEY"),
+        (
+            (f"{PATH}=http://localhost:9", "algorithm.teacher.patience=0.2"),
+            "the vLLM server at http://localhost:9 gave no answer",
+        ),
         (("algorithm.teacher.coefficient=0.5",), "names no teacher"),
         (("algorithm.teacher.path=teacher", "algorithm.teacher.coefficient=0"), "the teacher has no effect"),
         (("algorithm.teacher.by_source={other: teacher}",), "names other, and the training sources are signed_sum"),
@@ -153,7 +283,9 @@ def refused(folder: Path, *overrides: str) -> str:
     ],
 )
 def test_what_cannot_teach_is_refused_before_work_starts(folder, overrides, said):
-    assert said in refused(folder, *overrides)
+    shown = refused(folder, *overrides)
+    assert said in shown
+    assert "s3cr3t" not in shown
 
 
 def test_another_vocabulary_is_refused_with_what_differs(folder):

@@ -20,12 +20,17 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+_PLAIN = (
+    f"--max-model-len {LONGEST} --max-num-seqs 64 --enable-prefix-caching --enforce-eager --dtype float32 "
+    "--kv-cache-memory-bytes 134217728 --gpu-memory-utilization 0.1 --block-size 32 --no-enable-chunked-prefill "
+    "--max-num-batched-tokens 4096"
+)
+TEACHER = _PLAIN.split()
+"""As docs/distillation.md starts one, on a CPU."""
 ARGUMENTS = (
-    "--enable-scale-out --logprobs-mode processed_logprobs --worker-extension-cls dapo.engines.vllm.WeightWorker "
-    f"--max-model-len {LONGEST} --max-num-seqs 64 --enable-prefix-caching --scheduling-policy priority "
-    "--no-async-scheduling --generation-config vllm --skip-tokenizer-init --enable-prompt-tokens-details "
-    "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --gpu-memory-utilization 0.1 --block-size 32 "
-    "--no-enable-chunked-prefill --max-num-batched-tokens 4096"
+    f"{_PLAIN} --enable-scale-out --logprobs-mode processed_logprobs --scheduling-policy priority "
+    "--no-async-scheduling --worker-extension-cls dapo.engines.vllm.WeightWorker --generation-config vllm "
+    "--skip-tokenizer-init --enable-prompt-tokens-details"
 ).split()
 
 
@@ -43,8 +48,8 @@ def free_port():
 class Server:
     """A vLLM server in a process group of its own."""
 
-    def __init__(self, model, folder):
-        self.port = free_port()
+    def __init__(self, model, folder, arguments=ARGUMENTS):
+        self.arguments, self.port = arguments, free_port()
         self.model, self.folder = model, folder
         self.address = f"http://127.0.0.1:{self.port}"
         self.log = (folder / "server.log").open("ab")
@@ -53,7 +58,7 @@ class Server:
     def start(self):
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
         self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(self.port), *ARGUMENTS],
+            [*command, "--host", "127.0.0.1", "--port", str(self.port), *self.arguments],
             env=os.environ | ENVIRONMENT, cwd=self.folder, start_new_session=True, stdout=self.log, stderr=self.log,
         )  # fmt: skip
 

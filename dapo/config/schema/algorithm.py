@@ -17,7 +17,7 @@ from dapo.config.schema.kinds import (
     GroupAdvantage,
     Loss,
 )
-from dapo.config.section import FREE, Above, Factor, Hook, Pair, Positive, Section, Signed, Whole
+from dapo.config.section import FREE, Above, Factor, Hook, Pair, Positive, Section, Signed, Variable, Whole
 
 
 class Replace(Section):
@@ -154,8 +154,9 @@ class ReferenceSection(Section, resume="fixed"):
 
 class TeacherSection(Section):
     path: str | None = None
-    """Model that judges each token of the student's responses: a folder, a GGUF file or a hub name, with the student's
-    vocabulary (docs/distillation.md). null: there is none, or only those of ``by_source``."""
+    """Model that judges each token of the student's responses: a folder, a GGUF file, a hub name, or the address of a
+    vLLM server, such as ``http://localhost:8000``, with the student's vocabulary (docs/distillation.md). null: there is
+    none, or only those of ``by_source``."""
     by_source: dict[str, str] = Field(default_factory=dict)
     """Teachers of single data sources, by the source's name, such as ``{math: FOLDER}``. Other sources have that of
     ``path``, or none."""
@@ -168,6 +169,10 @@ class TeacherSection(Section):
     """For ``term: loss``; docs/losses.md has the formulas. The mean gradient of k2 is that of the reverse KL."""
     offload: Annotated[bool, FREE] = False
     """Keep the teacher's weights in the CPU's memory between passes."""
+    patience: Annotated[float, Field(gt=0, le=2_592_000), FREE] = 600.0
+    """Seconds that a server may take for an answer, or be away, before the run is saved and stopped."""
+    api_key_variable: Annotated[Variable | None, FREE] = None
+    """Name of the environment variable that holds the servers' key; None: they want none."""
 
 
 class EntropyControlSection(Section):

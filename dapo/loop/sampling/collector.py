@@ -206,10 +206,11 @@ class StreamingCollector:
         """Make ``state()`` one from which a resume goes on in the middle of the step, after ``look`` ended ``collect``.
 
         Responses in progress are kept. Where the digits of a run repeat, so does the order of what is left to happen;
-        if the engine cannot say how it stands, ``state()`` is the one from before this collection.
+        if the engine cannot say how it stands, or the batch was taken already, ``state()`` is the one from before this
+        collection.
         """
         engine = None if self._paused or self.timing.turn is not None else self.rollouts.suspended()
-        kept = self._at is not None and (self._paused or engine is not None or not self.timing.repeats)
+        kept = self.begun and self._at is not None and (self._paused or engine is not None or not self.timing.repeats)
         groups, wanted = len(self.kept), self.prompts_per_step
         if kept:
             scores, part = self.scores.state(self.engine.clock), self._recalled()

@@ -40,6 +40,12 @@ def test_one_engine_is_no_pool():
     assert (server.engines, server.pool, server.urls) == (1, False, ("http://a:1",))
 
 
+def test_a_run_repeats_its_digits_unless_an_engine_or_teacher_on_a_server_has_its_own_order():
+    server = ("rollout.engine=vllm_server", "rollout.server.url=http://a:1")
+    assert [placed(*one).repeats for one in ((), server)] == [True, False]
+    assert [placed(f"algorithm.teacher.path={path}").repeats for path in ("a/b", "http://a:1")] == [True, False]
+
+
 def test_engines_and_servers_are_counted():
     three = placed("rollout.engines=3", "rollout.slots=8")
     assert (three.engines, three.pool, three.slots) == (3, True, (8, 8, 8))

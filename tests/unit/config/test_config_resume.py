@@ -33,7 +33,7 @@ FREE = {
     "rollout.vllm": "gpu_memory_utilization kv_cache_mib tensor_parallel_size enforce_eager sleep",
     "rollout.server": "url weights_dir patience api_key_variable",
     "algorithm.reference": "offload",
-    "algorithm.teacher": "offload",
+    "algorithm.teacher": "offload patience api_key_variable",
     "algorithm.dynamic_sampling.cap": "groups tokens then",
     "learner": "microbatch_tokens max_skipped_steps ranks replicas context_parallel reshard_after_forward cpu_offload "
     "timeout",

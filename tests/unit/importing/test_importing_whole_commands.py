@@ -153,7 +153,10 @@ def test_another_method_is_refused_by_what_names_it(text: str, name: str, said: 
         ),
         (VERL + f"{N}=4 {TWO} {LOSS}=k3", "2 teachers are named"),
         (VERL + f"{N}=4 {ONE} {LOSS}=k1 {DISTIL}.use_policy_gradient=True", "verl clips its advantage apart"),
-        (SWIFT + "--teacher_model_server http://localhost:8000", "teacher_model_server"),
+        (
+            SWIFT + "--teacher_model_server http://localhost:8000",
+            "a server judges at temperature 1, and responses are sampled at 0.9",
+        ),
         (VERL + "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode = geo_mean"),
         (VERL.replace("=grpo", "=remax") + f"{N}=4", "adv_estimator = remax"),
         (f"python3 -m verl.trainer.main_ppo {N}=4", "verl's default of algorithm.adv_estimator"),
@@ -198,6 +201,8 @@ ALONE = {
         (SWIFT + "--teacher_model T --teacher_kl_coef 0.1 --offload_teacher_model true", "a.sh",
          {"path": "T", "coefficient": 0.1, "offload": True}, False),
         (SWIFT.partition("--reward_funcs")[0] + "--teacher_model T", "a.sh", {"path": "T"}, True),
+        (SWIFT + "--temperature 1.0 --teacher_model_server http://teacher:8000/v1 --teacher_kl_coef 0.1", "a.sh",
+         {"path": "http://teacher:8000", "coefficient": 0.1}, False),
         ("grpo: {num_prompts_per_step: 4, adv_estimator: {name: opd}}\non_policy_distillation: {enabled: true, "
          "teacher_model_by_agent_name: {a: T, b: T}, non_colocated_teachers: {enabled: true}}", "a.yaml",
          {"path": "T"}, True),
