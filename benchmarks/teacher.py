@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chat_model import make
+from chat_model import make, spent_of
 from machine import RESULTS, commits_of, describe_machine, refuse_changes
 
 from dapo.observe.metrics import read_metrics
@@ -46,27 +46,30 @@ def tokens_to(points: list[tuple[int, float]], accuracy: float) -> int | None:
     return next((tokens for tokens, reached in points if reached >= accuracy), None)
 
 
-def write(found: dict[str, list[list[tuple[int, float]]]], machine: dict[str, Any], out: Path) -> None:
+def write(found: dict[str, list[dict[str, Any]]], machine: dict[str, Any], out: Path) -> None:
     """Write NAME.json and NAME.md."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{NAME}.json").write_text(json.dumps({"machine": machine, "curves": found}, indent=1) + "\n")
+    (out / f"{NAME}.json").write_text(json.dumps({"machine": machine, "runs": found}, indent=1) + "\n")
     lines = [
         "# A teacher or a reward",
         "",
         f"`benchmarks/teacher.py`: {machine['cpu']}; commit {machine['commit']}, {machine['date']}.",
         "",
         "SmolLM2-135M-Instruct on sums, 100 held-out ones, one sample each. Tokens are those generated for training up "
-        "to the first evaluation with at least that accuracy.",
+        "to the first evaluation with at least that accuracy; processor seconds are those of the whole run with its "
+        "evaluations.",
         "",
-        "| by | seed | accuracy before, best, last, % | tokens to 40 % | 50 % | 60 % |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| by | seed | accuracy before, best, last, % | tokens to 40 % | 50 % | 60 % | tokens | processor seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for way, curves in found.items():
-        for seed, points in enumerate(curves, 1):
+    for way, runs in found.items():
+        for run in runs:
+            points = run["curve"]
             reached = [100 * value for _, value in points]
             cells = [f"{tokens:,}" if (tokens := tokens_to(points, at)) else "never" for at in (0.4, 0.5, 0.6)]
             shown = f"{reached[0]:.0f}, {max(reached):.0f}, {reached[-1]:.0f}"
-            lines.append(f"| {way} | {seed} | {shown} | {' | '.join(cells)} |")
+            cells += [f"{points[-1][0]:,}", f"{run['processor']:.0f}"]
+            lines.append(f"| {way} | {run['seed']} | {shown} | {' | '.join(cells)} |")
     (out / f"{NAME}.md").write_text("\n".join(lines) + "\n")
 
 
@@ -82,7 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     refuse_changes(options.out)
     ways = {"reward": BY_REWARD, "teacher": (*BY_TEACHER, f"algorithm.teacher.path={options.teacher.resolve()}")}
-    found: dict[str, list[list[tuple[int, float]]]] = {way: [] for way in ways}
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     runs = []
     for seed in options.seeds.split(","):
         for way, settings in ways.items():
@@ -92,7 +95,8 @@ def main() -> None:
                 [f"model.path={options.model.resolve()}", f"run.seed={seed}", *settings],
                 options.threads,
             )
-            found[way].append(curve(runs[-1]))
+            spent = spent_of(runs[-1])["processor"]
+            found[way].append({"seed": seed, "curve": curve(runs[-1]), "processor": spent})
     write(found, describe_machine() | {"commit": commits_of(runs)}, options.out)
     print(f"{options.out / NAME}.md and .json")
 
