@@ -255,6 +255,7 @@ def refused(folder: Path, *overrides: str) -> str:
         ((f"{PATH}=http://me:s3cr3t@localhost:8001",), "without a path, a user or a password"),
         (("algorithm.teacher.by_source={signed_sum: 'http://me:s3cr3t@localhost:8001'}",), "a user or a password"),
         ((f"{PATH}=http://localhost:99999",), "expected a vLLM server as http://HOST:PORT"),
+        ((f"{PATH}=http://:8001",), "expected a vLLM server as http://HOST:PORT"),
         ((f"{PATH}=s3://bucket/model",), "expected a vLLM server as http://HOST:PORT"),
         ((f"{PATH}=http://localhost:8001", "rollout.temperature=0.7"), "rollout.temperature is 0.7: set that to 1"),
         (

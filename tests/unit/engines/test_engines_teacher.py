@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 
@@ -215,3 +216,18 @@ def test_a_key_is_sent_and_shown_nowhere(make, server, tokenizer):
     with pytest.raises(EngineError) as caught:
         make(api_key="another-secret")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 500])
+@pytest.mark.parametrize("said", ["<p>{}</p>", {"error": {"message": "Bearer {} is wrong"}}, {"detail": [["{}"]]}])
+def test_a_key_that_a_server_repeats_is_in_no_message(make, server, said, status, monkeypatch, caplog):
+    monkeypatch.setattr("dapo.engines.vllm_waiting._PAUSE", 0.01)
+    key = "a-secret/of-mine"
+    teacher = make(api_key=key)
+    server.faults = [(JUDGE, status)] * 999
+    repeated = json.dumps(said).replace("{}", key).replace("/of", r"\/of")  # as some servers write it
+    server.options["spoil"] = {JUDGE: json.loads(repeated) if isinstance(said, str) else repeated}
+    with pytest.raises(EngineError, match="<key>") as caught:
+        teacher.logprobs(make_rows())
+    assert "secret" not in str(caught.value) + caplog.text
+    assert ("<key>" in caplog.text) == (status == 500)
