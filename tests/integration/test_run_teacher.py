@@ -183,6 +183,13 @@ def test_a_context_that_is_too_short_is_refused(folder, server):
     assert "takes 24 tokens; this run needs" in refused(folder, f"{PATH}={server.address}")
 
 
+def test_a_context_need_not_hold_responses_to_validation_problems(folder, server):
+    server.options["context"] = 9 + 24 + 1
+    longer = (f"{PATH}={server.address}", "validation.max_response_tokens=40", "trainer.steps=1", "learner.warmup=0")
+    dapo("check", "recipe.yaml", *longer, cwd=folder)
+    assert train(folder, *longer)
+
+
 def test_check_asks_the_server_and_counts_no_memory_of_it(folder, server):
     done = dapo("check", "recipe.yaml", "--verbose", *ALONE, f"{PATH}={server.address}", cwd=folder)
     said = " ".join(done.stdout.split())
