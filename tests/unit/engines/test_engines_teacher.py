@@ -79,6 +79,19 @@ def test_a_request_that_was_lost_is_sent_again(make, server):
     assert server.routes[JUDGE] == len(rows) + 5
 
 
+def test_a_server_that_loses_every_other_request_fills_no_log(make, server, monkeypatch, caplog):
+    monkeypatch.setattr(vllm_teacher, "_AT_ONCE", 1)
+
+    def lose_the_next(entries):
+        server.faults = [(JUDGE, 502)]
+        return entries
+
+    server.change = lose_the_next
+    assert len(make().logprobs(make_rows()[:4])) == 4
+    assert server.routes[JUDGE] == 4 + 3
+    assert caplog.text.count("waiting for the vLLM server") == 1
+
+
 def test_a_server_that_dies_within_a_call_and_returns_is_asked_for_the_rest(make, server, monkeypatch):
     monkeypatch.setattr(vllm_teacher, "_AT_ONCE", 1)
     rows, change = make_rows(), threading.Event()
