@@ -128,14 +128,26 @@ class Client:
         answer = await self.send("POST", url, body=body, timeout=timeout, limit=limit)
         if 200 <= answer.status < 300:
             return answer.body
-        said = " ".join(answer.body.decode("utf-8", "replace").split())[:_SAID]
-        message = f"{answer.status} {answer.reason} {said}".strip()
-        raise HttpError(self._shown(message, url), answer.status, answer.wait)
+        said = self._shown(" ".join(answer.body.decode("utf-8", "replace").split()), url)[:_SAID]  # no part of a key
+        message = f"{answer.status} {self._shown(answer.reason, url)} {said}".strip()
+        raise HttpError(message, answer.status, answer.wait)
 
     async def close(self) -> None:
         """Close all connections."""
         if self._session is not None:
             await self._session.close()
+
+    def without_key(self, said: Any) -> Any:
+        """Return what a server said, a text or JSON, without the key, which some repeat."""
+        if not self._key:
+            return said
+        if isinstance(said, str):
+            return said.replace(self._key, "<key>")
+        if isinstance(said, list):
+            return [self.without_key(each) for each in said]
+        if isinstance(said, dict):
+            return {self.without_key(name): self.without_key(value) for name, value in said.items()}
+        return said
 
     def _open(self, aiohttp: Any) -> Any:
         """Return the session, which belongs to the running loop."""
@@ -167,7 +179,7 @@ class Client:
         text = text.replace(f"?{query}", "") if query else text
         for value in (value for _, value in parse_qsl(query) if len(value) >= _SECRET):
             text = text.replace(value, "<query>")
-        return text.replace(self._key, "<key>") if self._key else text
+        return str(self.without_key(text))
 
 
 def without_query(url: str) -> str:

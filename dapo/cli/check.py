@@ -143,7 +143,7 @@ def look_at_rewards(recipe: Recipe, sections: Sections) -> Looked:
         check_fits(each, of_each, data)
     longest = longest_sequence(recipe, data)
     unasked = check_engine_fits(recipe, facts, tokenizer, longest)
-    away = _ask_teachers(recipe, tokenizer, longest, sections)
+    away = _ask_teachers(recipe, tokenizer, longest_sequence(recipe, data, validation=False), sections)
     add("data", data.report.lines(), shown=lambda line: not line.startswith("overlap"))
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)

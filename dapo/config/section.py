@@ -70,7 +70,8 @@ Pair = Annotated[tuple[float, float], Field(strict=False)]
 def is_bare(url: str) -> bool:
     """Whether an address is that of a server, and nothing more."""
     with suppress(ValueError):  # of a port that is none
-        return re.fullmatch(r"https?://[^/?#@\s]+/?", url) is not None and urlsplit(url).port != 0
+        parts = urlsplit(url)
+        return re.fullmatch(r"https?://[^/?#@\s]+/?", url) is not None and bool(parts.hostname) and parts.port != 0
     return False
 
 

@@ -70,7 +70,7 @@ class Wire:
             tokens: Response tokens that the answer may hold; what it may weigh follows from it.
 
         Returns:
-            The status, and the answer as JSON (as text where it is none).
+            The status, and the answer as JSON (as text where it is none). A refusal is without the key.
 
         Raises:
             Unreachable: No whole answer came, none within ``timeout`` seconds, or one larger than it can be.
@@ -82,10 +82,12 @@ class Wire:
             )
         except HttpError as error:
             raise Unreachable(f"{path}: {error}") from error
+        hidden = self._client.without_key
         try:
-            return answer.status, json.loads(answer.body)
+            said = json.loads(answer.body)
+            return answer.status, said if answer.status == 200 else hidden(said)
         except (ValueError, RecursionError):
-            return answer.status, answer.body[:_PIECE].decode(errors="replace")
+            return answer.status, hidden(answer.body.decode(errors="replace"))[:_PIECE]
 
     async def must(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """``call`` for routes that a working server does not refuse.

@@ -8,7 +8,7 @@ import time
 
 log = logging.getLogger(__name__)
 
-AGAIN = 60.0  # seconds between two lines on one outage
+AGAIN = 60.0  # seconds between two lines on one outage, or on several in a row
 ANSWER = 30.0  # seconds that one answer may take
 _FIRST_PAUSE, _PAUSE = 0.1, 2.0  # seconds between two looks: the first, the longest
 
@@ -53,5 +53,5 @@ class Outage:
         return True
 
     def over(self) -> None:
-        """Begin anew: the server answers."""
-        self._start, self._next_line, self._pause = time.monotonic(), 0.0, _FIRST_PAUSE
+        """Begin anew: the server answers. A server that loses every other request is told of once in ``AGAIN``."""
+        self._start, self._pause = time.monotonic(), _FIRST_PAUSE

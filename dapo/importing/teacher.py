@@ -73,17 +73,19 @@ def swift(r: Reading) -> None:
 
     Its advantage of a token has ``teacher_kl_coef`` x (log p_teacher - log p of the policy before the step) added.
     """
-    path = r.find("teacher_model")
+    path, offload = r.find("teacher_model"), r.find("offload_teacher_model")
     if path is None and (path := r.find("teacher_model_server")) is not None:
         temperature = r.need("temperature", default=0.9)
         if temperature.value != 1:
             r.replace(path, f"a server judges at temperature 1, and responses are sampled at {temperature.value}")
             return
         path = SourceValue(str(path.value).rstrip("/").removesuffix("/v1"), path.said, path.given, path.unread)
+        r.drop(offload, "the server holds the teacher", idle=True)
+        offload = None
     if path is None or isinstance(path.value, list):
         return
     _put(r, path, r.need("teacher_kl_coef", default=1.0))
-    r.take(f"{_TEACHER}.offload", r.find("offload_teacher_model"), lambda value: str(value).lower() == "true")
+    r.take(f"{_TEACHER}.offload", offload, lambda value: str(value).lower() == "true")
     _idle(r, r"teacher_(deepspeed|model_type|model_revision)")
     if not r.given("reward_funcs"):
         _alone(r, path)

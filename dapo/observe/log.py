@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dapo.config.secret_text import redact_text
 from dapo.observe.text import clean
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -62,10 +63,11 @@ class _File(logging.FileHandler):
 
 
 class _CleanFormatter(logging.Formatter):
-    """Messages may quote responses: what could steer a terminal that shows the file is made visible."""
+    """Messages may quote responses and servers: what could steer a terminal that shows the file is made visible, and
+    secrets are hidden."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return clean(super().format(record)).replace("\n", "\n    ")
+        return clean(redact_text(super().format(record))).replace("\n", "\n    ")
 
 
 class _ConsoleHandler(logging.Handler):
@@ -75,6 +77,6 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._warn(record.getMessage())
+            self._warn(redact_text(record.getMessage()))
         except Exception:  # the logging module's own rule: a record that cannot be shown never stops the program
             self.handleError(record)

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from dapo.config.secret_text import redact_text
 from dapo.errors import DapoError, NothingScored, SamplingStopped, WithEvidence
 from dapo.observe.jsonl import write_atomically
 from dapo.observe.run_files import read_regular
@@ -120,7 +121,7 @@ class StatusWriter:
 
     def end(self, state: State, said: str = "", evidence: Evidence | None = None) -> None:
         """Record the end of the run: ``said`` is the sentence for people, ``evidence`` the facts for programs."""
-        said = shorten(utf8(said), _LONGEST)
+        said = shorten(redact_text(utf8(said)), _LONGEST)
         data = None if evidence is None else _bounded(asdict(evidence))
         now, filling = self._clock(), self._filling_data()
         self.status = replace(

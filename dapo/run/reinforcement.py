@@ -263,7 +263,8 @@ def reward_session(
         data = _prepared(recipe, on_disk, tokenizer, console, training, playing)
         longest, served = longest_sequence(recipe, data), dict[Of, ServedTeacher]()
         if training:
-            served = undo.enter_context(served_teachers(recipe, tokenizer, longest, console.say))
+            judged = longest_sequence(recipe, data, validation=False)
+            served = undo.enter_context(served_teachers(recipe, tokenizer, judged, console.say))
         context = Context(recipe, tokenizer, data.train, folder)
         if given.scorer is not None:
             scorer = make_scorer_of(given.scorer, context)
@@ -379,10 +380,13 @@ def _verdict_lag(recipe: Recipe, scorer: Scorer) -> int:
     return 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
 
 
-def longest_sequence(recipe: Recipe, data: PreparedData) -> int:
-    """Return the tokens of the longest sequence that the engine can be asked for."""
-    prompts = [*data.train, *(prompt for prompts in data.validation.values() for prompt in prompts)]
+def longest_sequence(recipe: Recipe, data: PreparedData, *, validation: bool = True) -> int:
+    """Return the tokens of the longest sequence that the engine can be asked for; ``validation`` False: in training."""
+    held_out = data.validation.values() if validation else ()
+    prompts = [*data.train, *(prompt for prompts in held_out for prompt in prompts)]
     if recipe.environment.kind == "agent":
         return longest_conversation(recipe)
-    response = max(recipe.rollout.max_response_tokens, recipe.validation.max_response_tokens or 0)
+    response = recipe.rollout.max_response_tokens
+    if validation:
+        response = max(response, recipe.validation.max_response_tokens or 0)
     return max((len(prompt.token_ids) for prompt in prompts), default=1) + response

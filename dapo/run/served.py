@@ -25,7 +25,7 @@ def served_teachers(
     Args:
         recipe: of the run.
         tokenizer: the student's.
-        longest: tokens of prompt and response together that the run may ask for.
+        longest: tokens of prompt and response together that the run may train on.
         say: hears which models the servers have.
         most: seconds to wait for a server, where the recipe has more.
 

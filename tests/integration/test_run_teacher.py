@@ -183,6 +183,13 @@ def test_a_context_that_is_too_short_is_refused(folder, server):
     assert "takes 24 tokens; this run needs" in refused(folder, f"{PATH}={server.address}")
 
 
+def test_a_context_need_not_hold_responses_to_validation_problems(folder, server):
+    server.options["context"] = 9 + 24 + 1
+    longer = (f"{PATH}={server.address}", "validation.max_response_tokens=40", "trainer.steps=1", "learner.warmup=0")
+    dapo("check", "recipe.yaml", *longer, cwd=folder)
+    assert train(folder, *longer)
+
+
 def test_check_asks_the_server_and_counts_no_memory_of_it(folder, server):
     done = dapo("check", "recipe.yaml", "--verbose", *ALONE, f"{PATH}={server.address}", cwd=folder)
     said = " ".join(done.stdout.split())
@@ -255,6 +262,7 @@ def refused(folder: Path, *overrides: str) -> str:
         ((f"{PATH}=http://me:s3cr3t@localhost:8001",), "without a path, a user or a password"),
         (("algorithm.teacher.by_source={signed_sum: 'http://me:s3cr3t@localhost:8001'}",), "a user or a password"),
         ((f"{PATH}=http://localhost:99999",), "expected a vLLM server as http://HOST:PORT"),
+        ((f"{PATH}=http://:8001",), "expected a vLLM server as http://HOST:PORT"),
         ((f"{PATH}=s3://bucket/model",), "expected a vLLM server as http://HOST:PORT"),
         ((f"{PATH}=http://localhost:8001", "rollout.temperature=0.7"), "rollout.temperature is 0.7: set that to 1"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 
@@ -76,6 +77,19 @@ def test_a_request_that_was_lost_is_sent_again(make, server):
     for own, true in zip(make().logprobs(rows), expected(server, rows), strict=True):
         np.testing.assert_allclose(own, true, atol=1e-5)
     assert server.routes[JUDGE] == len(rows) + 5
+
+
+def test_a_server_that_loses_every_other_request_fills_no_log(make, server, monkeypatch, caplog):
+    monkeypatch.setattr(vllm_teacher, "_AT_ONCE", 1)
+
+    def lose_the_next(entries):
+        server.faults = [(JUDGE, 502)]
+        return entries
+
+    server.change = lose_the_next
+    assert len(make().logprobs(make_rows()[:4])) == 4
+    assert server.routes[JUDGE] == 4 + 3
+    assert caplog.text.count("waiting for the vLLM server") == 1
 
 
 def test_a_server_that_dies_within_a_call_and_returns_is_asked_for_the_rest(make, server, monkeypatch):
@@ -215,3 +229,18 @@ def test_a_key_is_sent_and_shown_nowhere(make, server, tokenizer):
     with pytest.raises(EngineError) as caught:
         make(api_key="another-secret")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 500])
+@pytest.mark.parametrize("said", ["<p>{}</p>", {"error": {"message": "Bearer {} is wrong"}}, {"detail": [["{}"]]}])
+def test_a_key_that_a_server_repeats_is_in_no_message(make, server, said, status, monkeypatch, caplog):
+    monkeypatch.setattr("dapo.engines.vllm_waiting._PAUSE", 0.01)
+    key = "a-secret/of-mine"
+    teacher = make(api_key=key)
+    server.faults = [(JUDGE, status)] * 999
+    repeated = json.dumps(said).replace("{}", key).replace("/of", r"\/of")  # as some servers write it
+    server.options["spoil"] = {JUDGE: json.loads(repeated) if isinstance(said, str) else repeated}
+    with pytest.raises(EngineError, match="<key>") as caught:
+        teacher.logprobs(make_rows())
+    assert "secret" not in str(caught.value) + caplog.text
+    assert ("<key>" in caplog.text) == (status == 500)

@@ -201,7 +201,8 @@ ALONE = {
         (SWIFT + "--teacher_model T --teacher_kl_coef 0.1 --offload_teacher_model true", "a.sh",
          {"path": "T", "coefficient": 0.1, "offload": True}, False),
         (SWIFT.partition("--reward_funcs")[0] + "--teacher_model T", "a.sh", {"path": "T"}, True),
-        (SWIFT + "--temperature 1.0 --teacher_model_server http://teacher:8000/v1 --teacher_kl_coef 0.1", "a.sh",
+        (SWIFT + "--temperature 1.0 --teacher_model_server http://teacher:8000/v1 --teacher_kl_coef 0.1 "
+         "--offload_teacher_model true", "a.sh",
          {"path": "http://teacher:8000", "coefficient": 0.1}, False),
         ("grpo: {num_prompts_per_step: 4, adv_estimator: {name: opd}}\non_policy_distillation: {enabled: true, "
          "teacher_model_by_agent_name: {a: T, b: T}, non_colocated_teachers: {enabled: true}}", "a.yaml",

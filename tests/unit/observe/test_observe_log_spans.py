@@ -53,6 +53,15 @@ def test_messages_can_neither_steer_a_terminal_nor_forge_a_record(tmp_path):
     assert "\x1b" not in text
 
 
+def test_secrets_that_a_message_quotes_are_hidden_in_the_file_and_on_the_console(tmp_path):
+    path, warned = tmp_path / "log.txt", []
+    with logging_to(path, warned.append) as log:
+        log.warning("refused: %s, see %s", "Bearer mine-0123456789", "http://me:s3cr3t@host/")
+    (shown,) = warned
+    assert shown == "refused: Bearer <hidden-secret>, see http://<hidden-secret>@host/"
+    assert path.read_text().endswith(f"{shown}\n")
+
+
 def test_a_console_that_fails_stops_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
 

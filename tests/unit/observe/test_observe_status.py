@@ -208,6 +208,12 @@ def test_an_end_before_the_last_step_is_written_as_data(path, ending):
     assert read_evidence(read_status(path).evidence) == ending
 
 
+def test_secrets_that_an_error_quotes_are_hidden(path):
+    with pytest.raises(EngineError), ending(StatusWriter(path, steps=4), list):
+        raise EngineError("it redirects to http://me:s3cr3t@host/x")
+    assert read_status(path).said == "EngineError: it redirects to http://<hidden-secret>@host/x"
+
+
 def test_without_an_error_the_caller_says_it(path):
     status = StatusWriter(path, steps=9, clock=Clock())
     with ending(status, lambda: [2, 4]):
