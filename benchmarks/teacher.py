@@ -73,6 +73,26 @@ def write(found: dict[str, list[dict[str, Any]]], machine: dict[str, Any], out: 
     (out / f"{NAME}.md").write_text("\n".join(lines) + "\n")
 
 
+def draw(found: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """Draw held-out accuracy by generated tokens, a line a run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.4), layout="constrained")
+    for (way, runs), colour in zip(found.items(), ("#c1693c", "#1f5fa8"), strict=True):
+        for run in runs:
+            tokens, accuracies = zip(*run["curve"], strict=True)
+            label = f"by {way}" if run is runs[0] else None
+            axes.plot(tokens, [100 * value for value in accuracies], color=colour, linewidth=1.5, label=label)
+    axes.set(xlabel="generated tokens", ylabel="held-out sums right, %", ylim=(0, 100))
+    axes.set_title(f"SmolLM2-135M-Instruct on sums, {len(runs)} seeds each", fontsize=10)
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=130, facecolor="white")
+
+
 def main() -> None:
     """Make the runs that are missing, and write what all of them show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,7 +118,8 @@ def main() -> None:
             spent = spent_of(runs[-1])["processor"]
             found[way].append({"seed": seed, "curve": curve(runs[-1]), "processor": spent})
     write(found, describe_machine() | {"commit": commits_of(runs)}, options.out)
-    print(f"{options.out / NAME}.md and .json")
+    draw(found, options.out / f"{NAME}.png")
+    print(f"{options.out / NAME}.md, .json and .png")
 
 
 if __name__ == "__main__":
