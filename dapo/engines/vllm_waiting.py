@@ -53,5 +53,5 @@ class Outage:
         return True
 
     def over(self) -> None:
-        """Begin anew: the server answers. A server that loses every other request is told of once in ``AGAIN``."""
+        """Begin anew: the server answers. One that loses every other request is reported once in ``AGAIN``."""
         self._start, self._pause = time.monotonic(), _FIRST_PAUSE
