@@ -369,7 +369,8 @@ def _part(
     made: list[Sharding] = []
 
     def spread(loaded: LoadedModel) -> Inside:
-        loaded.model.requires_grad_(not frozen)
+        if frozen:
+            loaded.model.requires_grad_(False)
         start = _with_adapter(loaded, model, seed)
         for parameter in loaded.model.parameters():
             if not parameter.requires_grad:

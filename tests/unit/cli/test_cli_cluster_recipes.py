@@ -36,6 +36,7 @@ SIZES = {
 PARAMETERS = dict(zip(SIZES, (7_615_616_512, 8_190_735_360, 32_763_876_352, 30_532_122_624), strict=True))
 CARDS_OF = dict(zip(SIZES, (8, 16, 128, 8), strict=True))
 PROMPT = 200
+UNITS = {"h": 1, "days": 24}
 
 
 @pytest.fixture(scope="module", params=list(SIZES))
@@ -76,12 +77,14 @@ def test_the_comment_says_what_is_computed(name, estimated):
     computed = re.search(r"about ([\d,]+) tokens generated, ([\d,]+) trained", lines).groups()
     for told, exact in zip((generated, trained), computed, strict=True):
         assert int(told.replace(",", "")) == round(int(exact.replace(",", "")), -3)
-    hours = dict(re.findall(rf"\n{n} x (\w+)[^\n]*? in about ([\d,]+) h", lines))
+    shown = re.findall(rf"\n{n} x (\w+)[^\n]*? in about ([\d,.]+) (h|days)", lines)
+    hours = {card: (float(number.replace(",", "")), unit) for card, number, unit in shown}
     assert hours.keys() >= {"A100", "H100", "H200"}
     told = re.findall(rf"(\d+) h on {n} x (\w+)", said)
     assert len(told) >= 2
     for number, card in told:
-        assert int(hours[card].replace(",", "")) == pytest.approx(int(number), abs=1)
+        found, unit = hours[card]
+        assert found == pytest.approx(int(number) / UNITS[unit], abs=1 if unit == "h" else 0.6)
 
 
 def test_its_launch_command_is_one(name, estimated, tmp_path, monkeypatch, capsys):
