@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.cli.check_ranks import gathered_numbers
 from dapo.config import Recipe
-from dapo.config.check_teacher import on_server, teachers
+from dapo.config.check_teacher import teacher_paths
 from dapo.config.deployment import Deployment, deployment_of
 from dapo.models.memory import LayerSizes, activation_bytes, forward_bytes, graph_bytes, head_bytes
 from dapo.types.model import ModelFacts
@@ -311,7 +311,7 @@ def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[
             "the rank's part of the reference for the KL",
         )
         yield f"{whole if ranks == 1 else part}: {where}"
-    if taught := len({path for path in teachers(recipe).values() if not on_server(path)}):
+    if taught := len(teacher_paths(recipe, served=False)):
         where = "in the CPU's memory" if recipe.algorithm.teacher.offload else size_text(memory.teachers)
         yield f"{counted(taught, 'teacher')}{'' if ranks == 1 else ', the part of a rank'}: {where}"
 

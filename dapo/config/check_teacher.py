@@ -13,12 +13,17 @@ _TEACHER = "algorithm.teacher"
 
 
 def teachers(r: Recipe) -> dict[str, str]:
-    """Return the teacher's path of each training source that has one, by the source's name."""
+    """Return the teacher's path of each training source that has one, by the source's name. Equal servers are one."""
     given = r.algorithm.teacher
     if not given.coefficient or r.run.stage == "sft":
         return {}
     paths = {name: given.by_source.get(name, given.path) for name in map(source_name, r.data.train)}
-    return {name: path for name, path in paths.items() if path is not None}
+    return {name: path.rstrip("/") if on_server(path) else path for name, path in paths.items() if path is not None}
+
+
+def teacher_paths(r: Recipe, *, served: bool) -> list[str]:
+    """Return each teacher once: those on servers, or those that the learner loads."""
+    return [path for path in dict.fromkeys(teachers(r).values()) if on_server(path) is served]
 
 
 def on_server(path: str) -> bool:

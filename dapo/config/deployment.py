@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dapo.config.check_teacher import on_server, teachers
+from dapo.config.check_teacher import teacher_paths
 from dapo.config.schema import Recipe
 from dapo.config.schema.rollout import ENGINES, EngineFacts
 from dapo.words import counted
@@ -174,11 +174,8 @@ class Deployment:
     def repeats(self) -> bool:
         """Whether a run repeats its digits on a processor: no clock decides, and no engine or teacher of a server,
         whose order is its own."""
-        known = (
-            self.kind == self.engine
-            and self.engine_facts.repeats
-            and not any(map(on_server, teachers(self.recipe).values()))
-        )
+        served = teacher_paths(self.recipe, served=True)
+        known = self.kind == self.engine and self.engine_facts.repeats and not served
         return known and not self.by_the_clock and (self.lockstep or not self.pool)
 
     @property

@@ -190,7 +190,7 @@ class ServedTeacher:
                     key = " Give its key in the variable that algorithm.teacher.api_key_variable names."
                     raise EngineError(
                         f"algorithm.teacher: the vLLM server at {self._wire.address} refused a request: {said}. "
-                        f"Expected vLLM as docs/distillation.md starts it, serving {self.model!r}."
+                        f"Expected vLLM as docs/distillation.md starts it{self.model and f', serving {self.model!r}'}."
                         + (key if status == 401 else "")
                     )
                 errors += status not in LATER

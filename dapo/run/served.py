@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from dapo.config.check_teacher import on_server, teachers
+from dapo.config.check_teacher import teacher_paths
 from dapo.config.schema import Recipe
 from dapo.engines.vllm_teacher import ServedTeacher
 from dapo.errors import RecipeError
@@ -37,7 +37,7 @@ def served_teachers(
     """
     with ExitStack() as closing:
         found = dict[Of, ServedTeacher]()
-        for path in dict.fromkeys(path for path in teachers(recipe).values() if on_server(path)):
+        for path in teacher_paths(recipe, served=True):
             patience = min(most, recipe.algorithm.teacher.patience)
             one = ServedTeacher(path, patience=patience, api_key=_key(recipe))
             closing.callback(one.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dapo.config.check_teacher import on_server, teachers
+from dapo.config.check_teacher import teacher_paths
 from dapo.config.schema import Lora, Model, Recipe
 from dapo.errors import ModelError
 from dapo.learner.teacher import Teacher
@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 def teacher_recipes(recipe: Recipe) -> dict[Of, Recipe]:
     """Return, for each teacher that the learner loads, the recipe with it in place of the model."""
     found = {}
-    for path in dict.fromkeys(path for path in teachers(recipe).values() if not on_server(path)):
+    for path in teacher_paths(recipe, served=False):
         frozen = {"path": path, "lora": Lora(), "activation_checkpointing": "none"}
         theirs = recipe.model.model_copy(update=frozen)
         found[f"{TEACHER}{path}"] = recipe.model_copy(update={"model": theirs})

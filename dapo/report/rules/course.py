@@ -18,6 +18,7 @@ from dapo.report.reader import RunContents
 from dapo.report.status import checkpoint_steps
 
 Severity = Literal["bad", "warn", "note"]
+FEWER_UPDATES = "fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer learner.epochs_per_rollout)"
 RANK: dict[Severity, int] = {"bad": 0, "warn": 1, "note": 2}
 
 FEWEST, MOST, SHARE = 3, 20, 5

@@ -11,7 +11,7 @@ from dapo.observe.commands import export_said
 from dapo.observe.held_out import AccuracyPoint, Moved, chance_between, moved
 from dapo.observe.text import clean, number, percent, sentence, shorten
 from dapo.report.prompts_file import count_prompts
-from dapo.report.rules.course import Facts, Finding, rule
+from dapo.report.rules.course import FEWER_UPDATES, Facts, Finding, rule
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 """Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""
@@ -31,10 +31,7 @@ DIVERSITY = 0.03
 """Fall of pass@k that counts, where chance does not explain it."""
 
 
-_SMALLER = (
-    "lower learner.learning_rate or use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
-    "learner.epochs_per_rollout)"
-)
+_SMALLER = f"lower learner.learning_rate or use {FEWER_UPDATES}"
 
 
 @rule(

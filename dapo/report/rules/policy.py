@@ -7,7 +7,7 @@ import statistics
 from dapo.observe.commands import export_said
 from dapo.observe.live_view import CLIPPED, COLLAPSED
 from dapo.observe.text import number, percent
-from dapo.report.rules.course import Facts, Finding, rule
+from dapo.report.rules.course import FEWER_UPDATES, Facts, Finding, rule
 from dapo.words import counted
 
 SOLVED = 0.95
@@ -77,8 +77,7 @@ def _explore(facts: Facts, fallen: int) -> str:
     f"entropy at the end {EXPLODED:g} times its beginning with {100 * LOST:g} points of training accuracy lost, or "
     f"{EXPLODED_ALONE:g} times without",
     "Answers become random: the updates destroy more than they teach.",
-    "Lower learner.learning_rate or algorithm.clip.high, use fewer optimiser steps a batch (a larger "
-    "learner.minibatch_prompts, fewer learner.epochs_per_rollout), and look for a noisy reward.",
+    f"Lower learner.learning_rate or algorithm.clip.high, use {FEWER_UPDATES}, and look for a noisy reward.",
 )
 def entropy_explosion(facts: Facts) -> Finding | None:
     """Growth alone may be exploration (clip-higher lets it grow); with falling accuracy it is decay."""
@@ -103,8 +102,7 @@ def entropy_explosion(facts: Facts) -> Finding | None:
     f"approximate KL of {KL:g} nats a token over 3 steps (bad from {KL_LARGE:g}); a note where {RATIO_STEPS} steps "
     f"have a token with ratio {RATIO:g}",
     "The update assumes that the policy stays near the one that sampled.",
-    "Lower learner.learning_rate, use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
-    "learner.epochs_per_rollout), or lower algorithm.dynamic_sampling.max_age.",
+    f"Lower learner.learning_rate, use {FEWER_UPDATES}, or lower algorithm.dynamic_sampling.max_age.",
 )
 def policy_jumps(facts: Facts) -> Finding | None:
     """How far a batch of updates moves the policy from the old one (the sampler's, or the learner's before them)."""
@@ -137,8 +135,8 @@ def policy_jumps(facts: Facts) -> Finding | None:
     f"{percent(CLIPPED, 0)} of the tokens clipped low or high, or {percent(DUAL, 0)} dual, over 3 steps "
     f"(bad from {percent(CLIPPED_MUCH, 0)})",
     "Clipped tokens have no gradient. A few are meant to be clipped; many mean that the steps are too large.",
-    "Lower learner.learning_rate, or use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
-    "learner.epochs_per_rollout). Old tokens are clipped too: lower algorithm.dynamic_sampling.max_age.",
+    f"Lower learner.learning_rate, or use {FEWER_UPDATES}. Old tokens are clipped too: lower "
+    "algorithm.dynamic_sampling.max_age.",
 )
 def clip_share(facts: Facts) -> Finding | None:
     """Find many clipped tokens. A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by

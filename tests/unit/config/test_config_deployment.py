@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import get_args
 
 import pytest
 from each import each
 
+from dapo.config.check_teacher import teacher_paths
 from dapo.config.deployment import Deployment
 from dapo.config.load import recipe_from_dict
 from dapo.config.schema.rollout import ENGINES, Rollout
@@ -44,6 +46,14 @@ def test_a_run_repeats_its_digits_unless_an_engine_or_teacher_on_a_server_has_it
     server = ("rollout.engine=vllm_server", "rollout.server.url=http://a:1")
     assert [placed(*one).repeats for one in ((), server)] == [True, False]
     assert [placed(f"algorithm.teacher.path={path}").repeats for path in ("a/b", "http://a:1")] == [True, False]
+
+
+def test_a_server_that_teaches_several_sources_is_one():
+    sources = [{"task": "signed_sum", "name": name, "seed": seed} for seed, name in enumerate("abc", start=2)]
+    own = "algorithm.teacher.by_source={a: 'http://s:1', b: 'http://s:1/', c: someone/teacher}"
+    made = recipe(f"data.train={json.dumps(sources)}", own)
+    assert teacher_paths(made, served=True) == ["http://s:1"]
+    assert teacher_paths(made, served=False) == ["someone/teacher"]
 
 
 def test_engines_and_servers_are_counted():

@@ -214,7 +214,7 @@ def test_other_tokens_are_found_and_named(make, server, tokenizer, tmp_path, wor
         ({"spoil": {"/detokenize": "<html>"}}, r"answered /detokenize with '<html>'.*algorithm\.teacher"),
         ({"spoil": {"/v1/models": {"data": []}}}, r"answered /v1/models with .*algorithm\.teacher"),
         ({"spoil": {JUDGE: {"choices": [{"text": "x"}]}}}, r"gave no log-probability .*KeyError: 'prompt_logprobs'"),
-        ({"key": "a"}, r"refused a request: .*401.*algorithm\.teacher\.api_key_variable"),
+        ({"key": "a"}, r"refused a request: .*401.*starts it\. Give its key .*algorithm\.teacher\.api_key_variable"),
     ],
 )
 def test_a_server_that_cannot_judge_this_run_is_refused_at_the_start(make, server, tokenizer, options, said):
