@@ -7,8 +7,9 @@
 after the other on one thread, seed by seed, and a study begins when the one before has its first seeds. Studies that
 show something are repeated with other seeds at the end. The same command goes on where the last one stopped. A second
 process with the same command takes other runs, so it uses a second core. What is kept of a finished run lies in
-WORK/ARM-seedN.json; its checkpoints are deleted. Results of the seeds that all arms of a study have are written at the
-end of each call.
+WORK/ARM-seedN.json; its checkpoints are deleted. At the end of each call real_model.json has what is kept of all
+finished runs, and real_model.md compares the seeds that all arms of a study have. Runs in real_model.json are not made
+again, so a study goes on in another folder or on another machine from a commit.
 """
 
 from __future__ import annotations
@@ -232,20 +233,34 @@ def shown_first(table: Mapping[str, Any], options: argparse.Namespace) -> list[s
     return found
 
 
-def results_of(table: Mapping[str, Any], again: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Return all studies by list of seeds, and how many of the planned runs are there."""
-    planned: dict[str, bool] = {}
-    found: dict[str, Any] = {"studies": {}}
+def unpack(published: Path, work: Path) -> None:
+    """Put the runs of real_model.json into the work folder, where they are not there."""
+    if not published.exists():
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    for run in json.loads(published.read_text())["runs"]:
+        file = Job(run["arm"], run["seed"], run["settings"], work).file
+        if not file.exists():
+            file.write_text(json.dumps(run) + "\n")
+
+
+def results_of(
+    table: Mapping[str, Any], again: Sequence[str], options: argparse.Namespace
+) -> tuple[dict[str, Any], list[Run]]:
+    """Return all studies by list of seeds with how many of the planned runs are there, and these runs."""
+    planned: dict[str, Run | None] = {}
+    studies: dict[str, Any] = {}
     for study, of in table["studies"].items():
-        found["studies"][study] = {}
+        studies[study] = {}
         for seeds in ("first", "again"):
             jobs = jobs_of(table, study, seeds, options.work, options.trial)
             runs = [run for job in jobs if (run := job.finished())]
             if not jobs or (seeds == "again" and not runs and study not in again):
                 continue
-            planned |= {job.name: job.file.exists() for job in jobs}
-            found["studies"][study][seeds] = compare(of, runs)
-    return {"runs": sum(planned.values()), "planned": len(planned), **found}
+            planned |= {job.name: job.finished() for job in jobs}
+            studies[study][seeds] = compare(of, runs)
+    finished = [run for run in planned.values() if run]
+    return {"runs": len(finished), "planned": len(planned), "studies": studies}, finished
 
 
 def arguments(table: Mapping[str, Any]) -> argparse.Namespace:
@@ -280,14 +295,15 @@ def main() -> None:
     if not Path(dapo.__file__).is_relative_to(CHECKOUT):
         raise SystemExit(f"dapo comes from {dapo.__file__}: export PYTHONPATH={CHECKOUT}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the same command goes on"))
+    unpack(options.out / f"{NAME}.json", options.work)
     until = time.monotonic() + 60 * options.minutes
     for study in options.studies:
         make_all(jobs_of(table, study, "first", options.work, options.trial), options, until)
     again = shown_first(table, options)
     for study in again:
         make_all(jobs_of(table, study, "again", options.work, options.trial), options, until)
-    found = results_of(table, again, options)
-    write({"trial": options.trial, "machine": describe_machine(), **found}, options.out, NAME)
+    found, runs = results_of(table, again, options)
+    write({"trial": options.trial, "machine": describe_machine(), **found}, runs, options.out, NAME)
 
 
 if __name__ == "__main__":

@@ -175,10 +175,11 @@ def compare(study: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- tables and picture
 
 
-def write(report: Mapping[str, Any], out: Path, name: str) -> None:
-    """Write NAME.json, NAME.md and NAME.png, and print the tables."""
+def write(report: Mapping[str, Any], runs: Sequence[Run], out: Path, name: str) -> None:
+    """Write NAME.json (the runs, a line each), NAME.md and NAME.png, and print the tables."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    lines = ",\n".join(map(json.dumps, runs))
+    (out / f"{name}.json").write_text(f'{{"machine": {json.dumps(report["machine"])}, "runs": [\n{lines}\n]}}\n')
     text = page(report)
     (out / f"{name}.md").write_text(text)
     draw({study: lists["first"]["curves"] for study, lists in report["studies"].items()}, out / f"{name}.png")

@@ -79,7 +79,9 @@ def swift(r: Reading) -> None:
         if temperature.value != 1:
             r.replace(path, f"a server judges at temperature 1, and responses are sampled at {temperature.value}")
             return
-        path = SourceValue(str(path.value).rstrip("/").removesuffix("/v1"), path.said, path.given, path.unread)
+        address = str(path.value).rstrip("/").removesuffix("/v1")
+        address = address if "://" in address else f"http://{address}"
+        path = SourceValue(address, path.said, path.given, path.unread)
         r.drop(offload, "the server holds the teacher", idle=True)
         offload = None
     if path is None or isinstance(path.value, list):

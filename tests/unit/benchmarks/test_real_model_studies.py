@@ -116,3 +116,18 @@ def test_a_run_of_other_settings_is_refused(script, tmp_path):
     job.file.write_text('{"settings": {"trainer.steps": 12}}')
     with pytest.raises(SystemExit, match="other settings"):
         job.finished()
+
+
+def test_runs_of_the_published_file_are_not_made_again(script, report, monkeypatch, tmp_path):
+    first, second = run("a", 1, [0, 100], [0.2, 0.6]), run("b", 1, [0, 200], [0.2, 0.4])
+    written = {"trial": None, "machine": script.describe_machine(), "runs": 2, "planned": 4, "studies": {}}
+    monkeypatch.setattr(report, "draw", lambda curves, file: None)
+    report.write(written, [first, second], tmp_path, script.NAME)
+    work = tmp_path / "work"
+    script.unpack(tmp_path / "real_model.json", work)
+    jobs = [script.Job(one["arm"], 1, one["settings"], work) for one in (first, second)]
+    assert [job.finished() for job in jobs] == [first, second]
+    made = []
+    monkeypatch.setattr(script, "make_ours", lambda job, options: made.append(job.name))
+    script.make_all(jobs, None, float("inf"))
+    assert made == []

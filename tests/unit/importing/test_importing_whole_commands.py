@@ -204,6 +204,8 @@ ALONE = {
         (SWIFT + "--temperature 1.0 --teacher_model_server http://teacher:8000/v1 --teacher_kl_coef 0.1 "
          "--offload_teacher_model true", "a.sh",
          {"path": "http://teacher:8000", "coefficient": 0.1}, False),
+        (SWIFT + "--temperature 1.0 --teacher_model_server localhost:8000", "a.sh",
+         {"path": "http://localhost:8000"}, False),
         ("grpo: {num_prompts_per_step: 4, adv_estimator: {name: opd}}\non_policy_distillation: {enabled: true, "
          "teacher_model_by_agent_name: {a: T, b: T}, non_colocated_teachers: {enabled: true}}", "a.yaml",
          {"path": "T"}, True),
