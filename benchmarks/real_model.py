@@ -107,12 +107,12 @@ def jobs_of(table: Mapping[str, Any], study: str, seeds: str, work: Path, trial:
 
 
 @contextmanager
-def held(file: Path) -> Iterator[bool]:
-    """Yield whether this process may make a run: no other process of the same command is making it."""
+def held(file: Path, wait: bool) -> Iterator[bool]:
+    """Yield whether this process may make a run: no other process of the same command is making it, or ``wait``."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
         else:
@@ -120,11 +120,14 @@ def held(file: Path) -> Iterator[bool]:
 
 
 def make_all(jobs: Sequence[Job], options: argparse.Namespace, until: float) -> None:
-    """Make the runs that are not finished and that no other process makes. None is begun after ``until``."""
-    for job in jobs:
+    """Make the runs that are not finished, and wait for those that other processes make. None is begun after ``until``.
+
+    Studies are repeated for what all first runs show, so no process may go on while another makes one of them.
+    """
+    for job, wait in [*((job, False) for job in jobs), *((job, True) for job in jobs)]:
         if job.finished() or time.monotonic() > until:
             continue
-        with held(job.folder.with_suffix(".lock")) as free:
+        with held(job.folder.with_suffix(".lock"), wait) as free:
             if not free or job.finished():
                 continue
             if not options.trial and git_state(CHECKOUT)[1]:
@@ -226,7 +229,7 @@ def make_trl(job: Job, options: argparse.Namespace) -> Run:
 def shown_first(table: Mapping[str, Any], options: argparse.Namespace) -> list[str]:
     """Return the studies to repeat: all runs with the first seeds are finished, and a claim is shown."""
     found = []
-    for study in options.studies:
+    for study in table["studies"]:
         runs = [job.finished() for job in jobs_of(table, study, "first", options.work, options.trial)]
         if all(runs) and compare(table["studies"][study], [run for run in runs if run])["shown"]:
             found.append(study)
@@ -255,7 +258,7 @@ def results_of(
         for seeds in ("first", "again"):
             jobs = jobs_of(table, study, seeds, options.work, options.trial)
             runs = [run for job in jobs if (run := job.finished())]
-            if not jobs or (seeds == "again" and not runs and study not in again):
+            if not jobs or (seeds == "again" and study not in again):
                 continue
             planned |= {job.name: job.finished() for job in jobs}
             studies[study][seeds] = compare(of, runs)
@@ -300,7 +303,7 @@ def main() -> None:
     for study in options.studies:
         make_all(jobs_of(table, study, "first", options.work, options.trial), options, until)
     again = shown_first(table, options)
-    for study in again:
+    for study in (study for study in options.studies if study in again):
         make_all(jobs_of(table, study, "again", options.work, options.trial), options, until)
     found, runs = results_of(table, again, options)
     write({"trial": options.trial, "machine": describe_machine(), **found}, runs, options.out, NAME)

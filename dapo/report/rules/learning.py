@@ -175,7 +175,7 @@ def no_learning(facts: Facts) -> Finding | None:
 @rule(
     f"pass@k down by {100 * DIVERSITY:g} points and more than chance explains, while accuracy rises",
     "The model gives up ways of solving that it had. More samples no longer help, nor will more training.",
-    "Raise algorithm.clip.high or rollout.group_size, lower learner.learning_rate, or stop earlier.",
+    "Lower learner.learning_rate, raise rollout.group_size, or stop earlier.",
 )
 def diversity(facts: Facts) -> Finding | None:
     """Compare the largest k that the first and the last evaluation share."""
@@ -202,8 +202,7 @@ def diversity(facts: Facts) -> Finding | None:
     f"chance explains: {percent(GIVEN_UP, 0)} of them (a warning from {percent(GIVEN_UP_MUCH, 0)}); or more such "
     "problems lost than won, by McNemar's test",
     "The model gives up kinds of problems that it could solve, which accuracy and pass@k over all problems hide.",
-    "Read its answers to them. Train on more problems of that kind, raise algorithm.clip.high, lower "
-    "learner.learning_rate, or take an earlier checkpoint.",
+    "Read its answers to them. Train on more like them, lower learner.learning_rate, or take an earlier checkpoint.",
 )
 def given_up(facts: Facts) -> Finding | None:
     """Compare the first and the last evaluations problem by problem: pass@k alone may hold while some are given up."""
@@ -252,8 +251,8 @@ def _moved_said(one: Moved, names: dict[tuple[str, str], str]) -> str:
     "evaluation's, by more than the interval of the difference, which allows for the number of values (a warning "
     f"from {100 * MOVED:g} points)",
     "The model gives up a kind of problem, which accuracy over all problems hides.",
-    "Read its answers to these problems. Train on more of them (data.train.N.weight), raise algorithm.clip.high, "
-    "lower learner.learning_rate, or take an earlier checkpoint.",
+    "Read its answers to these problems. Train on more of them (data.train.N.weight), lower learner.learning_rate, or "
+    "take an earlier checkpoint.",
 )
 def part_fell(facts: Facts) -> Finding | None:
     """Compare the first and the last evaluation on the problems of each value of a column of the data."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -131,3 +133,34 @@ def test_runs_of_the_published_file_are_not_made_again(script, report, monkeypat
     monkeypatch.setattr(script, "make_ours", lambda job, options: made.append(job.name))
     script.make_all(jobs, None, float("inf"))
     assert made == []
+
+
+def test_a_process_waits_for_the_run_that_another_makes(script, monkeypatch, tmp_path):
+    jobs = [script.Job("a", seed, {}, tmp_path) for seed in (1, 2)]
+    monkeypatch.setattr(script, "git_state", lambda folder: ("", False))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make(job, options):
+        begun.set()
+        assert job.seed == 2 or go_on.wait(30)
+        return {**run("a", job.seed, [0, 1], [0.0, 1.0]), "settings": {}, "made by": threading.current_thread().name}
+
+    monkeypatch.setattr(script, "make_ours", make)
+    options, ended = SimpleNamespace(trial=None), []
+    first = threading.Thread(target=script.make_all, args=(jobs[:1], options, float("inf")), name="first")
+
+    def another():
+        script.make_all(jobs, options, float("inf"))
+        ended.append([job.finished()["made by"] for job in jobs])
+
+    second = threading.Thread(target=another, name="second")
+    first.start()
+    assert begun.wait(30)
+    second.start()
+    while not jobs[1].finished():
+        second.join(0.01)
+    assert not ended
+    assert not jobs[0].finished()
+    go_on.set()
+    first.join(30), second.join(30)
+    assert ended == [["first", "second"]]
