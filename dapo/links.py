@@ -27,6 +27,7 @@ PAGES = [
     "dynamic_sampling",
     "engines",
     "environments",
+    "evidence",
     "extending",
     "failures",
     "hooks",
