@@ -303,8 +303,9 @@ def main() -> None:
     for study in options.studies:
         make_all(jobs_of(table, study, "first", options.work, options.trial), options, until)
     again = shown_first(table, options)
-    for study in (study for study in options.studies if study in again):
-        make_all(jobs_of(table, study, "again", options.work, options.trial), options, until)
+    for study in options.studies:
+        if study in again:
+            make_all(jobs_of(table, study, "again", options.work, options.trial), options, until)
     found, runs = results_of(table, again, options)
     write({"trial": options.trial, "machine": describe_machine(), **found}, runs, options.out, NAME)
 

@@ -29,7 +29,7 @@ RATIO, RATIO_STEPS = 100.0, 3
 
 
 _EXPLORE = (
-    "The paper raises algorithm.clip.high, which is not shown to help a small model (docs/evidence.md). "
+    "The paper raises algorithm.clip.high; on 135 million parameters it is not shown to help (docs/evidence.md). "
     "Read some answers: one that is always the same may be what a reward pays for."
 )
 
