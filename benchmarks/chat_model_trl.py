@@ -1,9 +1,9 @@
 """TRL's GRPOTrainer on the data, prompts and settings of the recipe ``sums_smollm2``, for as many steps, beside it.
 
-    make bench-chat-model-trl MODEL=FOLDER          # in an environment that holds both
-    python benchmarks/chat_model_trl.py --model FOLDER [--seed 1] [--threads 2] [--set KEY=VALUE ...] [--out FOLDER]
+    python benchmarks/chat_model_trl.py --model MODEL --out FOLDER [--seed 1] [--threads 2] [--set KEY=VALUE ...]
 
-FOLDER holds the dequantised model, as ``dapo`` keeps it in its cache. TRL has no dynamic sampling. Its weights are
+real_model.py runs it, in an environment that holds both (`make .venv-trl/.installed`). MODEL is the folder of the
+dequantised model, as ``dapo`` keeps it in its cache. TRL has no dynamic sampling. Its weights are
 float32 and it computes in bfloat16, as it advises, a group at a time: 64 rows at once take 16 GB. Evaluations are plain
 transformers; their seconds are not counted. The result is written anew after each. ``--set`` overrides the recipe.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import RESULTS, describe_machine, refuse_changes
+from machine import describe_machine
 from transformers import TrainerCallback
 
 from dapo.config.load import load_recipe
@@ -189,9 +189,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of the recipe")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    refuse_changes(options.out)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,4 +1,4 @@
-"""DAPO's parts on a real model: SmolLM2-135M-Instruct at a rate at which its entropy collapses, paired by seeds.
+"""DAPO's parts on a real model: SmolLM2-135M-Instruct at a rate at which its entropy falls to a third, paired by seeds.
 
     python benchmarks/real_model.py --wheel WHEEL --work WORK [--trl-python .venv-trl/bin/python] [--minutes 300]
     python benchmarks/real_model.py --wheel WHEEL --work TRIAL --trial 2 --out TRIAL    # two steps: does it work here?

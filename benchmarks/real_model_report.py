@@ -97,9 +97,12 @@ MEASURES = {
     "kept groups": mean_of("kept", 1, None, 100, "%"),
     "truncated": mean_of("truncated", 1, None, 100, "%"),
     "tokens": Measure(at("step", "tokens").of, 1e-3, unit="thousands"),
-    "minutes": Measure(lambda run, budgets: run["minutes"], unit="of a processor"),
+    "minutes": Measure(lambda run, budgets: run["minutes"], unit="of a processor for the whole run"),
 }
-"""Measures by their names in real_model.yaml. Those without "at equal" are taken at the common training step."""
+"""Measures by their names in real_model.yaml.
+
+Those without "at equal" are taken at the common training step. Minutes are those of the whole run with its evaluations.
+"""
 
 
 def budgets_of(runs: Sequence[Run]) -> Budgets:
@@ -156,6 +159,7 @@ def compare(study: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
         if whole
     ]
     return {
+        "note": study.get("note"),
         "seeds": list(whole),
         "mixed": [seed for seed, arms in whole.items() if len({run["commit"] for run in arms.values()}) > 1],
         "commits": sorted({run["commit"] for arms in whole.values() for run in arms.values()}),
@@ -176,45 +180,47 @@ def compare(study: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def write(report: Mapping[str, Any], runs: Sequence[Run], out: Path, name: str) -> None:
-    """Write NAME.json (the runs, a line each), NAME.md and NAME.png, and print the tables."""
+    """Write NAME.json (the runs, a line each), NAME.md and a picture of each study, and print the tables."""
     out.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(map(json.dumps, runs))
     (out / f"{name}.json").write_text(f'{{"machine": {json.dumps(report["machine"])}, "runs": [\n{lines}\n]}}\n')
-    text = page(report)
+    text = page(report, name)
     (out / f"{name}.md").write_text(text)
-    draw({study: lists["first"]["curves"] for study, lists in report["studies"].items()}, out / f"{name}.png")
+    for study, lists in report["studies"].items():
+        draw(lists["first"]["curves"], out / picture_of(study, name))
     print(text)
 
 
-def draw(curves: Mapping[str, Mapping[str, Sequence[Run]]], file: Path) -> None:
-    """Draw a row of panels for each study, a line for each seed: entropy, and accuracy by tokens and by seconds."""
+def picture_of(study: str, name: str) -> str:
+    return f"{name}_{study.lower().replace(' ', '_').replace('-', '_')}.png"
+
+
+def draw(arms: Mapping[str, Sequence[Run]], file: Path) -> None:
+    """Draw a study, a line for each seed: entropy, and accuracy by tokens and by seconds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, rows = pyplot.subplots(len(curves), 3, figsize=(11, 3 * len(curves)), layout="constrained", squeeze=False)
-    for panels, (study, arms) in zip(rows, curves.items(), strict=True):
-        for color, (arm, runs) in zip(("#1f5fa8", "#c4622d", "#4a8f4a"), arms.items(), strict=False):
-            for label, run in zip([arm, *[None] * len(runs)], runs, strict=False):
-                look = {"color": color, "linewidth": 1, "alpha": 0.7}
-                entropy = run["steps"]["entropy"]
-                panels[0].plot(range(1, len(entropy) + 1), entropy, label=label, **look)
-                for panel, axis in zip(panels[1:], ("tokens", "seconds"), strict=True):
-                    places, shares = zip(
-                        *((one[axis], 100 * one["accuracy"]) for one in run["evaluations"]), strict=True
-                    )
-                    panel.plot(places, shares, **look)
-        panels[0].set(xlabel="training step", ylabel="entropy, nats", title=study)
-        panels[1].set(xlabel="generated tokens", ylabel="held-out sums right, %")
-        panels[2].set(xlabel="processor seconds of training", ylabel="held-out sums right, %")
-        if any(arms.values()):
-            panels[0].legend(fontsize=8)
+    figure, panels = pyplot.subplots(1, 3, figsize=(11, 3), layout="constrained")
+    for color, (arm, runs) in zip(("#1f5fa8", "#c4622d", "#4a8f4a", "#8a4fa8"), arms.items(), strict=False):
+        for label, run in zip([arm, *[None] * len(runs)], runs, strict=False):
+            look = {"color": color, "linewidth": 1, "alpha": 0.7}
+            entropy = run["steps"]["entropy"]
+            panels[0].plot(range(1, len(entropy) + 1), entropy, label=label, **look)
+            for panel, axis in zip(panels[1:], ("tokens", "seconds"), strict=True):
+                places, shares = zip(*((one[axis], 100 * one["accuracy"]) for one in run["evaluations"]), strict=True)
+                panel.plot(places, shares, **look)
+    panels[0].set(xlabel="training step", ylabel="entropy, nats")
+    panels[1].set(xlabel="generated tokens", ylabel="held-out sums right, %")
+    panels[2].set(xlabel="processor seconds of training", ylabel="held-out sums right, %")
+    if any(arms.values()):
+        panels[0].legend(fontsize=8)
     figure.savefig(file, dpi=110, facecolor="white")
     pyplot.close(figure)
 
 
-def page(report: Mapping[str, Any]) -> str:
+def page(report: Mapping[str, Any], name: str) -> str:
     """Return the report as Markdown."""
     machine = report["machine"]
     found = [of for lists in report["studies"].values() for of in lists.values()]
@@ -225,9 +231,9 @@ def page(report: Mapping[str, Any]) -> str:
         f"`make bench-real-model`: {machine['cpu']}, one thread a run, Python {machine['python']}, torch "
         f"{machine['packages']['torch']}; commit {', '.join(commits) or machine['commit']}, {machine['date']}.",
         "",
-        "SmolLM2-135M-Instruct on sums, at a rate at which its entropy collapses. Seeds, settings and measures were "
-        "written down before the runs (`real_model.yaml`). Values of arms are means over seeds. Differences are taken "
-        "seed by seed, with their 99 % interval. **Bold**: *shown*, the interval is clear of 0.",
+        "SmolLM2-135M-Instruct on sums, at a rate at which its entropy falls to a third. Seeds, settings and measures "
+        "were written down before the runs (`real_model.yaml`). Values of arms are means over seeds. Differences are "
+        "taken seed by seed, with their 99 % interval. **Bold**: *shown*, the interval is clear of 0.",
     ]
     if report["trial"]:
         lines += ["", f"**Trial of {report['trial']} steps: these numbers are no results.**"]
@@ -235,7 +241,10 @@ def page(report: Mapping[str, Any]) -> str:
         lines += ["", f"**Not finished: {report['runs']} of {report['planned']} runs.**"]
     for study, lists in report["studies"].items():
         for seeds, of in lists.items():
-            lines += ["", f"## {study}{TITLES[seeds]}", "", *section(of)]
+            lines += ["", f"## {study}{TITLES[seeds]}", ""]
+            if seeds == "first":
+                lines += [f"![Entropy and accuracy, a line for each seed]({picture_of(study, name)})", ""]
+            lines += section(of)
         if "again" in lists:
             lines += ["", f"Shown with both lists of seeds: {'; '.join(shown_twice(*lists.values())) or 'nothing'}."]
     return "\n".join(lines) + "\n"
@@ -262,6 +271,7 @@ def section(of: Mapping[str, Any]) -> list[str]:
     names = list(next(iter(of["arms"].values())))
     claims = list(of["differences"][0]["claims"])
     lines = [f"Seeds {', '.join(map(str, of['seeds']))}."]
+    lines += [of["note"]] if of["note"] else []
     lines += [f"Arms of different commits: seed {', '.join(map(str, of['mixed']))}."] if of["mixed"] else []
     lines += [f"Ended early, since too few groups could be kept: {arm}, seed {seed}." for arm, seed in of["unfilled"]]
     means = [[arm, *(printed(name, np.mean(values[name])) for name in names)] for arm, values in of["arms"].items()]
