@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,7 +193,7 @@ def write(report: Mapping[str, Any], runs: Sequence[Run], out: Path, name: str) 
 
 
 def picture_of(study: str, name: str) -> str:
-    return f"{name}_{study.lower().replace(' ', '_').replace('-', '_')}.png"
+    return f"{name}_{'_'.join(re.findall('[a-z]+', study.lower()))}.png"
 
 
 def draw(arms: Mapping[str, Sequence[Run]], file: Path) -> None:

@@ -29,8 +29,8 @@ RATIO, RATIO_STEPS = 100.0, 3
 
 
 _EXPLORE = (
-    "The paper raises algorithm.clip.high; on 135 million parameters it is not shown to help (docs/evidence.md). "
-    "Read some answers: one that is always the same may be what a reward pays for."
+    "The paper raises algorithm.clip.high; on 135 million parameters that is not shown to keep entropy up "
+    "(docs/evidence.md). Read some answers: one that is always the same may be what a reward pays for."
 )
 
 
@@ -80,10 +80,10 @@ def _explore(facts: Facts, fallen: int) -> str:
     f"entropy at the end {EXPLODED:g} times its beginning with {100 * LOST:g} points of training accuracy lost, or "
     f"{EXPLODED_ALONE:g} times without",
     "Answers become random: the updates destroy more than they teach.",
-    f"Lower learner.learning_rate or algorithm.clip.high, use {FEWER_UPDATES}, and look for a noisy reward.",
+    f"Lower learner.learning_rate, use {FEWER_UPDATES}, and look for a noisy reward.",
 )
 def entropy_explosion(facts: Facts) -> Finding | None:
-    """Growth alone may be exploration (clip-higher lets it grow); with falling accuracy it is decay."""
+    """Growth alone may be exploration; with falling accuracy it is decay."""
     change = facts.change("train/entropy")
     if change is None or change[0] <= 0:
         return None
