@@ -4,12 +4,13 @@
     python benchmarks/real_model.py --wheel WHEEL --work TRIAL --trial 2 --out TRIAL    # two steps: does it work here?
 
 `make bench-real-model` is the first line. Seeds, settings, arms and measures are in real_model.yaml. Runs are made one
-after the other on one thread, seed by seed, and a study begins when the one before has its first seeds. Studies that
-show something are repeated with other seeds at the end. The same command goes on where the last one stopped. A second
-process with the same command takes other runs, so it uses a second core. What is kept of a finished run lies in
-WORK/ARM-seedN.json; its checkpoints are deleted. At the end of each call real_model.json has what is kept of all
-finished runs, and real_model.md compares the seeds that all arms of a study have. Runs in real_model.json are not made
-again, so a study goes on in another folder or on another machine from a commit.
+after the other on one thread, seed by seed, and a study begins when the one before has its first seeds. At the end,
+studies that show something are repeated with other seeds, where real_model.yaml says so. The same command goes on
+where the last one stopped. A second process with the same command takes other runs, so it uses a second core. What is
+kept of a finished run lies in WORK/ARM-seedN.json; its checkpoints are deleted. At the end of each call
+real_model.json has what is kept of all finished runs, and real_model.md compares the seeds that all arms of a study
+have. Runs in OUT/real_model.json are not made again, so a study goes on in another folder or on another machine from a
+commit. With another --out all runs are made anew.
 """
 
 from __future__ import annotations
@@ -307,7 +308,9 @@ def main() -> None:
         if study in again:
             make_all(jobs_of(table, study, "again", options.work, options.trial), options, until)
     found, runs = results_of(table, again, options)
-    write({"trial": options.trial, "machine": describe_machine(), **found}, runs, options.out, NAME)
+    write(
+        {"trial": options.trial, "machine": describe_machine(), "arms": table["arms"], **found}, runs, options.out, NAME
+    )
 
 
 if __name__ == "__main__":

@@ -98,12 +98,9 @@ MEASURES = {
     "kept groups": mean_of("kept", 1, None, 100, "%"),
     "truncated": mean_of("truncated", 1, None, 100, "%"),
     "tokens": Measure(at("step", "tokens").of, 1e-3, unit="thousands"),
-    "minutes": Measure(lambda run, budgets: run["minutes"], unit="of a processor for the whole run"),
+    "seconds": Measure(at("step", "seconds").of, digits=0, unit="of a processor"),
 }
-"""Measures by their names in real_model.yaml.
-
-Those without "at equal" are taken at the common training step. Minutes are those of the whole run with its evaluations.
-"""
+"""Measures by their names in real_model.yaml. Those without "at equal" are taken at the common training step."""
 
 
 def budgets_of(runs: Sequence[Run]) -> Budgets:
@@ -151,9 +148,12 @@ def compare(study: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
     differences = [
         {
             "arms": [arm, less],
-            "claims": {
-                name: interval([a - b for a, b in zip(values[arm][name], values[less][name], strict=True)])
-                for name in study["claims"]
+            **{
+                kind: {
+                    name: interval([a - b for a, b in zip(values[arm][name], values[less][name], strict=True)])
+                    for name in study[kind]
+                }
+                for kind in ("claims", "beside")
             },
         }
         for arm, less in study["differences"]
@@ -234,7 +234,14 @@ def page(report: Mapping[str, Any], name: str) -> str:
         "",
         "SmolLM2-135M-Instruct on sums, at a rate at which its entropy falls to a third. Seeds, settings and measures "
         "were written down before the runs (`real_model.yaml`). Values of arms are means over seeds. Differences are "
-        "taken seed by seed, with their 99 % interval. **Bold**: *shown*, the interval is clear of 0.",
+        "taken seed by seed, with their 99 % interval. **Bold**: *shown*, the interval of a claim is clear of 0. Other "
+        "measures are no claims, and never bold.",
+        "",
+        'Measures without "at equal" are taken at the last training step that all arms make. *Given up* counts '
+        "held-out problems with right answers in the first half of the evaluations and none in the second. *Seconds* "
+        "are those of training steps.",
+        "",
+        *table([["arm", "settings"], *([arm, settings_said(of)] for arm, of in report["arms"].items())]),
     ]
     if report["trial"]:
         lines += ["", f"**Trial of {report['trial']} steps: these numbers are no results.**"]
@@ -249,6 +256,12 @@ def page(report: Mapping[str, Any], name: str) -> str:
         if "again" in lists:
             lines += ["", f"Shown with both lists of seeds: {'; '.join(shown_twice(*lists.values())) or 'nothing'}."]
     return "\n".join(lines) + "\n"
+
+
+def settings_said(settings: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"`{key}={value:g}`" if isinstance(value, float) else f"`{key}={value}`" for key, value in settings.items()
+    )
 
 
 def shown_twice(first: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
@@ -270,7 +283,6 @@ def section(of: Mapping[str, Any]) -> list[str]:
     if not of["seeds"]:
         return ["No seed has all arms yet."]
     names = list(next(iter(of["arms"].values())))
-    claims = list(of["differences"][0]["claims"])
     lines = [f"Seeds {', '.join(map(str, of['seeds']))}."]
     lines += [of["note"]] if of["note"] else []
     lines += [f"Arms of different commits: seed {', '.join(map(str, of['mixed']))}."] if of["mixed"] else []
@@ -278,9 +290,14 @@ def section(of: Mapping[str, Any]) -> list[str]:
     means = [[arm, *(printed(name, np.mean(values[name])) for name in names)] for arm, values in of["arms"].items()]
     lines += ["", *table([["arm", *map(heading, names)], *means])]
     rows = [
-        [" less ".join(one["arms"]), *(cell(name, one["claims"][name]) for name in claims)] for one in of["differences"]
+        [
+            " less ".join(one["arms"]),
+            *(cell(name, found, bold=found["shown"]) for name, found in one["claims"].items()),
+            *(cell(name, found, bold=False) for name, found in one["beside"].items()),
+        ]
+        for one in of["differences"]
     ]
-    lines += ["", *table([["difference", *map(heading, claims)], *rows])]
+    lines += ["", *table([["difference", *map(heading, names)], *rows])]
     rows = [
         [str(seed), arm, *(printed(name, values[name][place]) for name in names)]
         for place, seed in enumerate(of["seeds"])
@@ -313,13 +330,13 @@ def printed(name: str, value: float, sign: str = "") -> str:
     return format(value * measure.factor, f"{sign}.{measure.digits}f")
 
 
-def cell(name: str, found: Mapping[str, Any]) -> str:
-    """Return a difference with its interval; bold if it is shown."""
+def cell(name: str, found: Mapping[str, Any], bold: bool) -> str:
+    """Return a difference with its interval."""
     mean = printed(name, found["mean"], "+")
     if found["low"] is None:
         return mean
     ends = (printed(name, found[end], "+") for end in ("low", "high"))
-    return f"{'**' + mean + '**' if found['shown'] else mean} [{', '.join(ends)}]"
+    return f"{'**' + mean + '**' if bold else mean} [{', '.join(ends)}]"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
