@@ -309,12 +309,11 @@ def section(of: Mapping[str, Any]) -> list[str]:
 
 def entropies(of: Mapping[str, Any]) -> list[str]:
     """Return a table of the mean entropy of every fourth step, up to the last that all runs of an arm have."""
-    rows = {
-        arm: np.mean(
-            [run["steps"]["entropy"][: min(len(one["steps"]["entropy"]) for one in runs)] for run in runs], axis=0
-        )
-        for arm, runs in of["curves"].items()
-    }
+    rows = {}
+    for arm, runs in of["curves"].items():
+        common = min(len(run["steps"]["entropy"]) for run in runs)
+        listed = [run["steps"]["entropy"][:common] for run in runs]
+        rows[arm] = np.nanmean(np.array(listed, dtype=float), axis=0)  # a step may have none
     steps = [step for step in range(1, max(map(len, rows.values())) + 1) if step == 1 or not step % 4]
     cells = [[arm, *(f"{row[s - 1]:.3f}" if s <= len(row) else "" for s in steps)] for arm, row in rows.items()]
     return table([["arm", *map(str, steps)], *cells])

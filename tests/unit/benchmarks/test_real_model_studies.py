@@ -79,6 +79,23 @@ def test_arms_are_compared_where_the_least_one_came_to_and_a_seed_without_an_arm
     assert found["arms"]["a"]["given up"] == [1.0, 1.0]
 
 
+def test_pages_mark_what_claims_show_and_no_other_measure_and_name_their_pictures(report, script, tmp_path):
+    study = STUDY | {"claims": ["accuracy at equal tokens"], "beside": ["accuracy"], "note": "Planned late."}
+    runs = [run(arm, n, [0, 100], [0.2, end + n / 1000]) for n in range(4) for arm, end in (("a", 0.7), ("b", 0.4))]
+    for one in runs[2:]:  # the others have no entropy in step 3
+        one["steps"]["entropy"] = [0.4, 0.2, 0.3, 0.1]
+    found = {"a-b study": {"first": report.compare(study, runs)}}
+    about = {"trial": None, "machine": script.describe_machine(), "arms": {"a": {"x": 1e6}, "b": {"x": "off"}}}
+    report.write({**about, "runs": 8, "planned": 8, "studies": found}, runs, tmp_path, "name")
+    text = (tmp_path / "name.md").read_text()
+    assert "| a less b | **+30.0** [+30.0, +30.0] | +30.0 [+30.0, +30.0] |" in text
+    assert "| a | 0.400 | 0.100 |" in text
+    assert "Planned late." in text
+    assert "| a | `x=1e+06` |" in text
+    assert "](name_a_b_study.png)" in text
+    assert (tmp_path / "name_a_b_study.png").stat().st_size > 0
+
+
 def test_means_and_counts_of_a_run(report):
     one, budgets = run("a", 1, [0, 100], [0.2, 0.6]), {"step": 4}
     assert report.mean_of("entropy", 1, 2).of(one, budgets) == pytest.approx(0.3)
