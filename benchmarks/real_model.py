@@ -6,11 +6,11 @@
 `make bench-real-model` is the first line. Seeds, settings, arms and measures are in real_model.yaml. Runs are made one
 after the other on one thread, seed by seed, and a study begins when the one before has its first seeds. At the end,
 studies that show something are repeated with other seeds, where real_model.yaml says so. The same command goes on
-where the last one stopped. A second process with the same command takes other runs, so it uses a second core. What is
-kept of a finished run lies in WORK/ARM-seedN.json; its checkpoints are deleted. At the end of each call
-real_model.json has what is kept of all finished runs, and real_model.md compares the seeds that all arms of a study
-have. Runs in OUT/real_model.json are not made again, so a study goes on in another folder or on another machine from a
-commit. With another --out all runs are made anew.
+where the last one stopped, once the results that it wrote are committed or undone. A second process with the same
+command takes other runs, so it uses a second core. What is kept of a finished run lies in WORK/ARM-seedN.json; its
+checkpoints are deleted. At the end of each call real_model.json has what is kept of all finished runs, and
+real_model.md compares the seeds that all arms of a study have. Runs in OUT/real_model.json are not made again, so a
+study goes on in another folder or on another machine from a commit. With empty WORK and OUT all are made anew.
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ def make_all(jobs: Sequence[Job], options: argparse.Namespace, until: float) -> 
             if not free or job.finished():
                 continue
             if not options.trial and git_state(CHECKOUT)[1]:
-                raise SystemExit(f"tracked files of {CHECKOUT} differ from its commit, which the next run would name")
+                raise SystemExit(
+                    f"tracked files of {CHECKOUT} differ from its commit, which the next run would name: commit or "
+                    "undo the changes; a call before this one wrote benchmarks/results"
+                )
             print(f"{job.name}: begins at {time.strftime('%H:%M', time.gmtime())} UTC", flush=True)
             kept = (make_trl if job.arm == TRL else make_ours)(job, options)
             unfinished = job.file.with_suffix(".part")

@@ -237,9 +237,9 @@ def page(report: Mapping[str, Any], name: str) -> str:
         "taken seed by seed, with their 99 % interval. **Bold**: *shown*, the interval of a claim is clear of 0. Other "
         "measures are no claims, and never bold.",
         "",
-        'Measures without "at equal" are taken at the last training step that all arms make. *Given up* counts '
-        "held-out problems with right answers in the first half of the evaluations and none in the second. *Seconds* "
-        "are those of training steps.",
+        'Measures without "at equal" are taken at the last training step that all arms make, on the line '
+        "between the evaluations around it. *Given up* counts held-out problems with right answers in the first half "
+        "of the evaluations and none in the second. *Seconds* are those of training steps.",
         "",
         *table([["arm", "settings"], *([arm, settings_said(of)] for arm, of in report["arms"].items())]),
     ]
