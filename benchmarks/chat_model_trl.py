@@ -86,14 +86,13 @@ class Record(TrainerCallback):
         self._validation, self._last = recipe.validation, recipe.trainer.steps
         self._found: dict[str, Any] = {**about, "steps": {}, "training": {name: [] for name in LOGGED}}
         self._out = out
-        self._cost = {"wall": 0.0, "processor": 0.0}
+        self._spent = 0.0  # seconds of the processor in training
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._began = seconds()
+        self._began = time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        for name, now in seconds().items():
-            self._cost[name] += now - self._began[name]
+        self._spent += time.process_time() - self._began
         step, rest = divmod(state.global_step, self._passes)
         if not rest and (step == self._last or not step % self._validation.every):
             self.evaluate(step)
@@ -110,18 +109,13 @@ class Record(TrainerCallback):
     def evaluate(self, step: int) -> None:
         several = [evaluate(*self._asked, True) for _ in range(self._validation.samples)]
         shares = {"sampled": sum(several) / len(several), "greedy": evaluate(*self._asked, False)}
-        self._found["steps"][step] = shares | self._cost
+        self._found["steps"][step] = shares | {"processor": self._spent}
         self.write()
         print(step, self._found["steps"][step], flush=True)
 
     def write(self) -> None:
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / f"{NAME}.json").write_text(json.dumps(self._found, indent=1) + "\n")
-
-
-def seconds() -> dict[str, float]:
-    """Return seconds by the watch and of this process's processor."""
-    return {"wall": time.monotonic(), "processor": time.process_time()}
 
 
 def passes_of(recipe: Recipe) -> int:

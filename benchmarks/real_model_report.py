@@ -204,11 +204,11 @@ def draw(arms: Mapping[str, Sequence[Run]], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 3, figsize=(11, 3), layout="constrained")
-    for color, (arm, runs) in zip(("#1f5fa8", "#c4622d", "#4a8f4a", "#8a4fa8"), arms.items(), strict=False):
-        for label, run in zip([arm, *[None] * len(runs)], runs, strict=False):
-            look = {"color": color, "linewidth": 1, "alpha": 0.7}
+    for n, (arm, runs) in enumerate(arms.items()):
+        for run in runs:
+            look = {"color": f"C{n}", "linewidth": 1, "alpha": 0.7}
             entropy = run["steps"]["entropy"]
-            panels[0].plot(range(1, len(entropy) + 1), entropy, label=label, **look)
+            panels[0].plot(range(1, len(entropy) + 1), entropy, label=arm if run is runs[0] else None, **look)
             for panel, axis in zip(panels[1:], ("tokens", "seconds"), strict=True):
                 places, shares = zip(*((one[axis], 100 * one["accuracy"]) for one in run["evaluations"]), strict=True)
                 panel.plot(places, shares, **look)
