@@ -76,7 +76,7 @@ except OSError:
 reading, writing = os.pipe()
 children = []
 try:
-    while len(children) <= PROCESSES:
+    while len(children) < 300:  # not 32: without a namespace, others of the user that end leave room for more
         child = os.fork()
         if child == 0:
             os.close(writing)
@@ -92,7 +92,7 @@ for child in children:
 with open("probe", "w") as file:
     file.write("x")
 print(json.dumps(holds))
-""".replace("DISK", str(DISK_MIB)).replace("PROCESSES", str(PROCESSES))
+""".replace("DISK", str(DISK_MIB))
 
 
 class LocalSandbox:

@@ -369,7 +369,9 @@ print(count)
 """)
     if ran.exit_code != 0:
         return f"the program did not end well: {ran}"
-    if int(ran.output) > PROCESSES:
+    # Without a namespace the limit counts what else the user runs: each of those that ends leaves room for one more.
+    most = PROCESSES if "processes" in world.sandbox.holds else 299
+    if int(ran.output) > most:
         return f"{ran.output.strip()} processes"
     return _left_over(world)
 
