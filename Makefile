@@ -65,7 +65,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-real-model pictures golden golden-matrix combinations combinations-clock oracles mutation notebook site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers setup-verifiers setup-chromium quickstart download-smollm2 chat-model gpu test test-whole test-slow test-browser test-trackers test-verifiers test-real test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow test-imports check budget format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-chat-model bench-real-model pictures golden golden-matrix combinations combinations-clock oracles mutation notebook site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -79,6 +79,10 @@ setup-vllm: .venv-vllm/.installed ## install vLLM's CPU build into .venv-vllm
 setup-trackers: .venv-trackers/.installed
 
 setup-verifiers: .venv-verifiers/.installed
+
+# Only .ci/run installs it: by Debian's packages, as root.
+setup-chromium:
+	command -v chromium || { timeout 300 apt-get update && timeout 600 apt-get install -y --no-install-recommends chromium; }
 
 quickstart: setup ## train a small model on a CPU, and show what it learned
 	$(BIN)/dapo train quickstart run.dir=runs run.name=quickstart run.if_exists=backup
