@@ -40,7 +40,7 @@ class Machine:
     cores: int  # that this process may use
     memory_gib: float | None
     accelerators: list[str]  # [] on a CPU
-    threads: str  # OMP_NUM_THREADS; "" where it is not set
+    threads: str  # run.threads, of each process that computes
     engine: str
     versions: dict[str, str] = field(default_factory=dict)  # python, dapo and packages
     commit: str = ""  # of the working directory; "" outside a git repository
@@ -49,13 +49,14 @@ class Machine:
 
 
 def describe_machine(
-    step: int, engine: str, accelerators: Sequence[str], hosts: Mapping[str, str] | None = None
+    step: int, engine: str, threads: int, accelerators: Sequence[str], hosts: Mapping[str, str] | None = None
 ) -> Machine:
     """Return this process's machine, packages and the state of its working directory.
 
     Args:
         step: after which the run goes on; 0 at its start.
         engine: the recipe's ``rollout.engine``.
+        threads: the recipe's ``run.threads``.
         accelerators: names of the devices, as torch tells them (this module imports no torch).
         hosts: the machine of each rank and engine on a Ray cluster, by its name; None: there is none.
     """
@@ -68,7 +69,7 @@ def describe_machine(
         cores=core_count(),
         memory_gib=_memory(),
         accelerators=list(accelerators),
-        threads=os.environ.get("OMP_NUM_THREADS", ""),
+        threads=str(threads),
         engine=engine,
         versions={"python": platform.python_version(), "dapo": dapo_version()} | _versions(engine),
         commit=commit,

@@ -133,7 +133,7 @@ def record_machine(folder: RunFolder, session: Session[Any], step: int) -> None:
     device = find_device(session.recipe.model.device if places is None else "auto")
     hosts = {} if places is None else places.where()  # on a cluster the devices are elsewhere, there may be none here
     engine = "none" if session.parts.engine is None else session.recipe.rollout.engine
-    machine = describe_machine(step, engine, _accelerators(device), hosts)
+    machine = describe_machine(step, engine, session.recipe.run.threads, _accelerators(device), hosts)
     append_machine(folder.path / FILE, machine)
 
 

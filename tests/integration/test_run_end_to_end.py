@@ -72,7 +72,8 @@ def test_a_run_leaves_everything_that_was_promised(finished):
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step_000004", "step_000006"]
     assert (run / "recipe.yaml").exists()
     (machine,) = read_jsonl(run / "machine.jsonl")
-    assert (machine["step"], machine["engine"], machine["versions"]["dapo"]) == (0, "embedded", __version__)
+    assert (machine["step"], machine["engine"], machine["threads"]) == (0, "embedded", "1")
+    assert machine["versions"]["dapo"] == __version__
     assert "trainer.steps" in (run / "difference.txt").read_text()
     assert (run / "curve.png").stat().st_size > 5000
     assert "held-out" in said

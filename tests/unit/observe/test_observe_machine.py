@@ -56,9 +56,8 @@ def test_without_a_repository_a_commit_or_git_nothing_is_said(tmp_path, reposito
 
 def test_a_line_for_the_start_and_one_for_a_resume(tmp_path, monkeypatch, repository):
     monkeypatch.chdir(repository)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     for step, devices in ((0, []), (7, ["H200, 139 GiB, CUDA 13.0"])):
-        append_machine(tmp_path / "machine.jsonl", describe_machine(step, "embedded", devices))
+        append_machine(tmp_path / "machine.jsonl", describe_machine(step, "embedded", 3, devices))
     first, second = read_jsonl(tmp_path / "machine.jsonl")
     assert (first["step"], second["step"], first["accelerators"], len(second["accelerators"])) == (0, 7, [], 1)
     assert first["versions"]["dapo"] == __version__
