@@ -80,9 +80,9 @@ setup-trackers: .venv-trackers/.installed
 
 setup-verifiers: .venv-verifiers/.installed
 
-# Only .ci/run installs it: by Debian's packages, as root.
-setup-chromium:
-	command -v chromium || { timeout 300 apt-get update && timeout 600 apt-get install -y --no-install-recommends chromium; }
+# Only .ci/run asks for it. What is not found comes from Debian's packages, as root.
+setup-chromium: setup
+	$(BIN)/python tests/helpers/chromium.py || { timeout 300 apt-get update && timeout 600 apt-get install -y --no-install-recommends chromium; }
 
 quickstart: setup ## train a small model on a CPU, and show what it learned
 	$(BIN)/dapo train quickstart run.dir=runs run.name=quickstart run.if_exists=backup
@@ -237,7 +237,7 @@ bench-report: setup ## measure the report of a large run
 
 # CHROMIUM: the path of a Chromium, where none is found by name.
 pictures: setup ## make the pictures of docs/images, and the numbers of the quickstart that README names
-	$(BIN)/python benchmarks/pictures.py
+	chromium=$$($(BIN)/python tests/helpers/chromium.py) && $(BIN)/python benchmarks/pictures.py --chromium "$$chromium"
 
 # make bench-pair BASE=v0.1: how long a quickstart step takes here, over what it took there, step by step in turn.
 bench-pair: setup ## compare the speed of a step with BASE=REVISION

@@ -1,6 +1,6 @@
 """Make the pictures of docs/images from one quickstart run, and the numbers that README names of that run.
 
-    python benchmarks/pictures.py --chromium /usr/bin/chromium     # two minutes; `make pictures` is this line
+    python benchmarks/pictures.py --chromium /usr/bin/chromium     # two minutes; `make pictures` finds it
 
 curve.png becomes quickstart.png; report.png and rollouts.png are screenshots of the run's report at one size.
 docs/images/pictures.json names for each picture the commit, the command, and the words on it that the page's own code
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import resource
 import shutil
@@ -92,13 +91,10 @@ def numbers(run: Path) -> dict[str, Any]:
 def main() -> None:
     """Make the run, the pictures and the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    parser.add_argument("--chromium", default=os.environ.get("CHROMIUM") or found, help="path of a Chromium")
+    parser.add_argument("--chromium", required=True, help="path of a Chromium")
     parser.add_argument("--work", type=Path, default=ROOT / "build/pictures", help="where the run goes")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of quickstart.json")
     given = parser.parse_args()
-    if given.chromium is None:
-        raise SystemExit("no Chromium was found: install one, or name it by --chromium or CHROMIUM")
     refuse_changes(given.out)
     machine = describe_machine()
     work = given.work.resolve()

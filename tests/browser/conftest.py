@@ -5,21 +5,16 @@ Without Playwright or a Chromium these tests are skipped, and say so.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import CHROMIUM
 from page_samples import Seen, sample_bundle
 
 from dapo.report.page import page_html
 from dapo.report.page_data import PageData
-
-CHROMIUM = os.environ.get("CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None
-)
 
 
 @pytest.fixture(scope="module")
