@@ -11,10 +11,10 @@ import sys
 import tempfile
 import time
 
-from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
+from dapo.sandbox.runs import DISK_MIB, OUTPUT_BYTES, PROCESSES, Ran, SandboxError
+from dapo.system import tasks_of
 
-DISK_BYTES = 64 << 20
-PROCESSES = 32
+_DISK_BYTES = DISK_MIB << 20
 _READ = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 _CLOSED = ("--unshare-user", "--disable-userns")  # a program makes no namespaces of its own
 _CHUNK = 1 << 16
@@ -70,7 +70,8 @@ class BubblewrapSandbox:
             given.write(stdin.encode("utf-8", "surrogatepass"))
             code.seek(0)
             given.seek(0)
-            limits = [int(timeout) + 2, memory_mib << 20, DISK_BYTES, PROCESSES + _own_processes(), code.fileno()]
+            processes = PROCESSES + tasks_of(os.geteuid())  # the kernel may count those outside of the namespace, too
+            limits = [int(timeout) + 2, memory_mib << 20, _DISK_BYTES, processes, code.fileno()]
             inner = [os.path.realpath(sys.executable), "-I", "-S", "-c", _LIMITED, *map(str, limits)]
             started = subprocess.Popen(
                 [self._command, *self._options, *_options(), *inner],
@@ -96,21 +97,9 @@ def _options() -> list[str]:
     return [
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
         *bound,
-        *("--dev", "/dev", "--size", str(DISK_BYTES), "--tmpfs", "/tmp", "--remount-ro", "/dev", "--chdir", "/tmp"),
+        *("--dev", "/dev", "--size", str(_DISK_BYTES), "--tmpfs", "/tmp", "--remount-ro", "/dev", "--chdir", "/tmp"),
         *("--cap-drop", "ALL", "--"),
     ]
-
-
-def _own_processes() -> int:
-    """Return how many processes and threads this user has: the kernel may count those outside, too."""
-    count = 0
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            if os.stat(f"/proc/{name}").st_uid == os.geteuid():
-                count += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:
-            continue
-    return count
 
 
 def _collect(started: subprocess.Popen[bytes], until: float, limit: int) -> tuple[tuple[str, str], bool, bool]:

@@ -21,16 +21,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
-from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
+from dapo.sandbox.runs import DISK_MIB, OUTPUT_BYTES, PROCESSES, Ran, SandboxError
 
 Require = Literal["full", "files", "none"]
 WALLS = ("namespaces", "landlock", "seccomp")
 HOLDS = ("files", "network", "processes", "disk", "forks")
 """What the trial at the start looks at."""
 NEEDED: dict[str, tuple[str, ...]] = {"full": HOLDS, "files": ("files", "network"), "none": ()}
-DISK_MIB = 64
-PROCESSES = 32
-"""Processes and threads of a program."""
 _SERVER = (
     "import json, sys; sys.path.append(sys.argv[2]); from dapo.sandbox.server import main; "
     "main(int(sys.argv[1]), json.loads(sys.argv[3]))"

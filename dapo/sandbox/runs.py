@@ -9,6 +9,10 @@ from dapo.errors import DapoError
 
 OUTPUT_BYTES = 64 * 1024
 """Where the output of a program is cut."""
+DISK_MIB = 64
+"""What a program may write in its own folder."""
+PROCESSES = 32
+"""Processes and threads of a program."""
 
 
 class SandboxError(DapoError, RuntimeError):

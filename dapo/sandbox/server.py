@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dapo.sandbox import kernel
+from dapo.system import tasks_of
 
 _PRELOADED = "bisect collections datetime decimal fractions functools heapq itertools math random re string typing"
 """Modules that programs import often: a forked process has them already."""
@@ -430,7 +431,7 @@ def _be_program(
 def _limit(walls: _Walls, request: dict[str, Any]) -> None:
     seconds = int(request["seconds"]) + 2
     user = os.geteuid() if walls.user is None else walls.user
-    others = _tasks_of(user) if user and not walls.namespaces else 0  # root has no such limit
+    others = tasks_of(user) if user and not walls.namespaces else 0  # root has no such limit
     memory, disk = request["memory_mib"] * _MIB, request["disk_mib"] * _MIB
     limits = {
         "CORE": 0,
@@ -453,17 +454,6 @@ def _limit(walls: _Walls, request: dict[str, Any]) -> None:
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some; what does not hold is found by the trial
             resource.setrlimit(number, (bound, bound))
-
-
-def _tasks_of(user: int) -> int:
-    """Return how many processes and threads a user has: the limit counts those outside of a namespace too."""
-    count = 0
-    with contextlib.suppress(OSError):
-        for name in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == user:
-                    count += len(os.listdir(f"/proc/{name}/task"))
-    return count
 
 
 def _confine(walls: _Walls, folder: str) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo.sandbox.fork_server import DISK_MIB, PROCESSES, LocalSandbox
-from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
+from dapo.sandbox.fork_server import LocalSandbox
+from dapo.sandbox.runs import DISK_MIB, OUTPUT_BYTES, PROCESSES, Ran, SandboxError
 
 SECRET = "the secret of this machine"
 
